@@ -1,0 +1,24 @@
+# Two commands: `make demo` and `make test`. Each makes its own .venv first.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+BUNDLE := build/tiny-int8
+
+.PHONY: demo test setup
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install -q -c constraints.txt setuptools torch==2.13.0
+	$(VENV)/bin/pip install -q -c constraints.txt -e '.[export,test]'
+	touch $@
+
+demo: setup
+	$(RUN) -m export tiny --int8 --out $(BUNDLE) --force
+	$(RUN) -m runtime_py generate $(BUNDLE) --prompt 'ROMEO:' --max-new-tokens 200 --draft-tokens 3
+
+test: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(RUN) -m pytest

@@ -1,0 +1,70 @@
+"""Command line: python -m export {tiny|e2b|e4b} [--int8|--int4|--fp32] ..., python -m export check BUNDLE."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+MODELS = Path(__file__).parent.parent / "models"
+SOURCES = {  # name -> target, drafter
+    "tiny": (str(MODELS / "tiny/target"), str(MODELS / "tiny/assistant")),
+    "e2b": ("google/gemma-4-E2B-it", "google/gemma-4-E2B-it-assistant"),
+    "e4b": ("google/gemma-4-E4B-it", "google/gemma-4-E4B-it-assistant"),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="python -m export", description="Gemma 4 and its MTP drafter -> quantized graphs for CPUs"
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="{tiny,e2b,e4b,check}")
+    for name, (target, drafter) in SOURCES.items():
+        sub = commands.add_parser(name, help=f"export {name}", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        recipe = sub.add_mutually_exclusive_group()
+        for choice, text in (
+            ("int8", "8 bit weights"),
+            ("int4", "4 bit linears of the target"),
+            ("fp32", "no quantization"),
+        ):
+            recipe.add_argument(
+                f"--{choice}", dest="recipe", action="store_const", const=choice, default="int8", help=text
+            )
+        sub.add_argument("--checkpoint", metavar="DIR_OR_ID", default=target, help="target: folder or hub id")
+        sub.add_argument("--drafter", metavar="DIR_OR_ID", default=drafter, help="assistant: folder or hub id")
+        sub.add_argument("--out", metavar="DIR", type=Path, help=f"bundle folder (default: build/{name}-RECIPE)")
+        sub.add_argument("--force", action="store_true", help="replace an existing bundle")
+    check = commands.add_parser("check", help="verify a bundle: hashes, graph contracts, pair rules, row invariance")
+    check.add_argument("bundle", type=Path)
+    return top
+
+
+def main(arguments: list[str]) -> int:
+    options = parser().parse_args(arguments)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    try:
+        if options.command == "check":
+            from .check import check_bundle
+
+            check_bundle(options.bundle)
+        else:
+            _export(options)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: the bundle has no manifest and does not load", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _export(options: argparse.Namespace) -> None:
+    from .package import export_package
+    from .report import print_report
+
+    out = options.out or Path("build") / f"{options.command}-{options.recipe}"
+    package = export_package(options.command, options.checkpoint, options.drafter, options.recipe, out, options.force)
+    print_report(package, out)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,248 @@
+"""Checkpoint -> configuration and a stream of tensors. A folder or hub id in the Transformers layout.
+
+Tensors are known by canonical names (the text model's, without the prefixes that differ between text-only and
+multimodal checkpoints). Every tensor of the files is expected by the graphs or stands in a named list of dropped ones.
+"""
+
+import json
+import re
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
+
+from runtime_py.manifest import sha256
+
+HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
+FLOAT_DTYPES = ("BF16", "F16", "F32")
+TEXT_PREFIXES = ("model.language_model.", "language_model.model.", "model.")
+HEAD_NAMES = ("lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight")
+OTHER_MODALITIES = re.compile(r"(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio)\.")
+TIED_HEAD = "tied head"
+KEYS_AND_VALUES = re.compile(r"layers\.(\d+)\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\.weight")
+
+
+@dataclass(frozen=True)
+class Located:
+    """A tensor in a safetensors file: dtype as that format names it."""
+
+    file: Path
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """config: the Transformers config object. tensors: name -> place; the files' own keys until `account`, canonical
+    names after it. dropped: reason -> keys left unused."""
+
+    folder: Path
+    source: str
+    revision: str | None
+    config: PreTrainedConfig
+    tensors: dict[str, Located]
+    dropped: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def _open_files(self) -> dict[Path, safe_open]:
+        return {}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.tensors[name].shape
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows start..stop of a tensor in its stored dtype; memory-mapped, only these rows are touched."""
+        place = self.tensors[name]
+        if place.file not in self._open_files:
+            self._open_files[place.file] = safe_open(place.file, framework="pt")
+        return self._open_files[place.file].get_slice(place.key)[start:stop]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What Transformers' dtype="auto" computes in: the config's dtype, else that of the embeddings."""
+        if named := self.config.dtype or self.config.get_text_config().dtype:
+            return named
+        stored = next(
+            (place.dtype for key, place in self.tensors.items() if key.endswith("embed_tokens.weight")), "F32"
+        )
+        return {"BF16": torch.bfloat16, "F16": torch.float16}.get(stored, torch.float32)
+
+
+def open_checkpoint(source: str) -> Checkpoint:
+    """Folder or hub id -> its config and the places of its tensors."""
+    folder, revision = resolve(source)
+    return Checkpoint(folder, source, revision, load_config(folder), locate_tensors(folder))
+
+
+def resolve(source: str) -> tuple[Path, str | None]:
+    """Folder, or hub id downloaded into the hub's cache -> (folder, commit hash of a hub id)."""
+    if Path(source).is_dir():
+        return Path(source), None
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", source) or Path(source).exists():
+        raise ValueError(f"checkpoint {source!r} is neither a folder nor a hub id (owner/name)")
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(source, allow_patterns=list(HUB_FILES)))
+    except (OSError, ValueError) as error:  # every hub error is one of them
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(
+            f"checkpoint {source!r} cannot be downloaded ({reason}); check the id, your network and HF_TOKEN, "
+            "or name a local folder"
+        ) from None
+    return folder, folder.name
+
+
+def load_config(folder: Path) -> PreTrainedConfig:
+    """The Transformers config object of a folder."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{folder}: no config.json; expected a checkpoint in the Transformers layout")
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # config classes raise what they like on bad values
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path}: not a config that Transformers can build: {reason[:300]}") from None
+
+
+def locate_tensors(folder: Path) -> dict[str, Located]:
+    """key -> place of every tensor of model.safetensors or of the shards in its index."""
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.is_file():
+        try:
+            weight_map = json.loads(index.read_text())["weight_map"]
+            files = sorted(set(weight_map.values()))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ValueError(f"{index}: not a safetensors index with a weight_map") from None
+    elif single.is_file():
+        weight_map, files = None, [single.name]
+    else:
+        raise ValueError(f"{folder}: no model.safetensors and no model.safetensors.index.json")
+    places: dict[str, Located] = {}
+    for name in files:
+        for place in _read_header(folder / name):
+            if place.key in places:
+                raise ValueError(f"{folder / name}: tensor {place.key} is also in {places[place.key].file.name}")
+            places[place.key] = place
+    if weight_map and (lost := sorted(key for key in weight_map if key not in places)):
+        raise ValueError(
+            f"{index}: tensor {lost[0]} is not in {weight_map[lost[0]]} ({len(lost)} missing); download it again"
+        )
+    return places
+
+
+def _read_header(path: Path) -> list[Located]:
+    if not path.is_file():
+        raise ValueError(f"{path}: shard is missing; download the checkpoint again")
+    try:
+        with safe_open(path, framework="pt") as file:
+            slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118  not iterable
+            return [Located(path, key, part.get_dtype(), tuple(part.get_shape())) for key, part in slices.items()]
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path}: truncated or not a safetensors file ({error}); download it again") from None
+
+
+def account(
+    checkpoint: Checkpoint, expected: dict[str, tuple[int, ...]], first_shared: int, tied_head: bool
+) -> Checkpoint:
+    """Every key used once or dropped by name -> the checkpoint under canonical names. ValueError names the tensor.
+
+    expected: canonical name -> shape. Layers from first_shared on share KV: their own K/V weights, where a checkpoint
+    has them, are unused. A tied head may be repeated as lm_head.weight, if it is equal.
+    """
+    used: dict[str, Located] = {}
+    dropped: dict[str, list[str]] = {}
+    for key, place in sorted(checkpoint.tensors.items()):
+        name = _canonical(key)
+        if name in expected:
+            if name in used:
+                raise ValueError(f"{place.file}: tensors {used[name].key} and {key} are both {name}")
+            used[name] = place
+        elif reason := _drop_reason(key, name, first_shared, tied_head):
+            dropped.setdefault(reason, []).append(key)
+        else:
+            raise ValueError(f"{place.file}: unknown tensor {key} {list(place.shape)}: the graphs have no use for it")
+    if missing := sorted(expected.keys() - used.keys()):
+        raise ValueError(
+            f"{checkpoint.folder}: tensor {missing[0]} is missing ({len(missing)} of {len(expected)} missing)"
+        )
+    for name, place in used.items():
+        _check_place(name, place, expected[name])
+    accounted = replace(checkpoint, tensors=used, dropped={reason: tuple(keys) for reason, keys in dropped.items()})
+    for key in accounted.dropped.get(TIED_HEAD, ()):
+        if not torch.equal(checkpoint.read(key), accounted.read("embed_tokens.weight")):
+            raise ValueError(
+                f"{checkpoint.tensors[key].file}: tie_word_embeddings is true, but {key} differs from the embeddings"
+            )
+    return accounted
+
+
+def _check_place(name: str, place: Located, shape: tuple[int, ...]) -> None:
+    if place.shape != shape:
+        raise ValueError(
+            f"{place.file}: tensor {place.key} has shape {list(place.shape)}, the config needs {list(shape)}"
+        )
+    kinds = ("I64", "I32") if name.endswith("token_ordering") else FLOAT_DTYPES
+    if place.dtype not in kinds:
+        raise ValueError(f"{place.file}: tensor {place.key} is {place.dtype}, supported: {', '.join(kinds)}")
+
+
+def _canonical(key: str) -> str:
+    if key in HEAD_NAMES:
+        return "lm_head.weight"
+    if OTHER_MODALITIES.match(key):
+        return key
+    return next((key.removeprefix(prefix) for prefix in TEXT_PREFIXES if key.startswith(prefix)), key)
+
+
+def _drop_reason(key: str, name: str, first_shared: int, tied_head: bool) -> str | None:
+    if OTHER_MODALITIES.match(key):
+        return "vision and audio"
+    if (match := KEYS_AND_VALUES.fullmatch(name)) and int(match[1]) >= first_shared:
+        return "keys and values of KV-shared layers"
+    return TIED_HEAD if name == "lm_head.weight" and tied_head else None
+
+
+def check_token_maps(target: Path, drafter: Path) -> bool:
+    """True if both folders have a tokenizer.json and its token maps are equal; False if the drafter has none."""
+    from tokenizers import Tokenizer
+
+    if not (drafter / "tokenizer.json").is_file():
+        return False
+    maps = [Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab() for folder in (target, drafter)]
+    if maps[0] == maps[1]:
+        return True
+    token = min(token for token in maps[0].keys() | maps[1].keys() if maps[0].get(token) != maps[1].get(token))
+    raise ValueError(
+        f"wrong pair: token {token!r} is {maps[1].get(token)} in the drafter's tokenizer, {maps[0].get(token)} in the target's"
+    )
+
+
+def generation_config(folder: Path, config: PreTrainedConfig) -> GenerationConfig:
+    """Transformers GenerationConfig of the folder, else the one that the model's config implies."""
+    if (folder / "generation_config.json").is_file():
+        try:
+            return GenerationConfig.from_pretrained(folder, local_files_only=True)
+        except Exception as error:
+            raise ValueError(f"{folder / 'generation_config.json'}: {' '.join(str(error).split())[:300]}") from None
+    return GenerationConfig.from_model_config(config)
+
+
+def chat_template(folder: Path) -> str | None:
+    """chat_template.jinja, or the template that older checkpoints keep in tokenizer_config.json."""
+    path, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    template = json.loads(config.read_text(encoding="utf-8")).get("chat_template") if config.is_file() else None
+    return template if isinstance(template, str) else None
+
+
+def file_hashes(checkpoint: Checkpoint) -> dict[str, str]:
+    """sha256 of what the bundle was made from: config, generation config and weights."""
+    names = {place.file.name for place in checkpoint.tensors.values()} | {"config.json", "generation_config.json"}
+    return {name: sha256(checkpoint.folder / name) for name in sorted(names) if (checkpoint.folder / name).is_file()}

@@ -1,0 +1,75 @@
+"""Row-quantized tables that the host maps: token and per-layer embeddings, and the drafter's centroid head."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runtime_py.manifest import ArraySpec, CentroidHeadSpec, TableSpec
+
+from .lower_onnx import Placement
+from .quant import QuantSpec, Recipe, TensorError
+from .weights import TensorRef, Weights, token_ordering
+
+FOLDER = "embeddings"
+
+
+def shared_table(placement: Placement, file: str, spec: QuantSpec | None, columns: int, multiplier: float) -> TableSpec:
+    """The rows of the head inside an ONNX data file, read as the token table."""
+    offset, dtype, shape = placement["lm_head.weight"]
+    data = ArraySpec(file, offset, dtype, (shape[0], int(np.prod(shape[1:]))))
+    if spec is None:
+        return TableSpec(data, None, 0, columns, columns, multiplier)
+    offset, dtype, shape = placement["lm_head.scale"]
+    return TableSpec(data, ArraySpec(file, offset, dtype, shape), 128, spec.width(columns), columns, multiplier)
+
+
+def write_table(
+    weights: Weights,
+    tensor: str,
+    name: str,
+    bundle: Path,
+    recipe: Recipe,
+    errors: list[TensorError],
+    multiplier: float = 1.0,
+    order: Tensor | None = None,
+) -> TableSpec:
+    """embeddings/<name>.bin (int8 or float32 rows) and embeddings/<name>.scales.bin (bfloat16), row by row.
+
+    order: row j of the table is row order[j] of the tensor.
+    """
+    rows, columns = weights.checkpoint.shape(tensor)
+    spec = recipe.spec(f"{FOLDER}.{name}")
+    data_file, scales_file = f"{FOLDER}/{name}.bin", f"{FOLDER}/{name}.scales.bin"
+    scales = []
+    with open(bundle / data_file, "wb") as file:
+        for chunk in weights.stream(TensorRef(tensor, 0, rows), spec, f"{FOLDER}.{name}", errors, order):
+            file.write(chunk.values.numpy().data)
+            if chunk.scale is not None:
+                scales.append(chunk.scale.bfloat16())
+    data = ArraySpec(data_file, 0, "int8" if spec else "float32", (rows, columns))
+    if spec is None:
+        return TableSpec(data, None, 0, columns, columns, multiplier)
+    (bundle / scales_file).write_bytes(torch.cat(scales).view(torch.uint16).numpy().tobytes())
+    array = ArraySpec(scales_file, 0, "bfloat16", (rows, spec.groups(columns)))
+    return TableSpec(data, array, 0, spec.width(columns), columns, multiplier)
+
+
+def write_centroid_head(drafter: Weights, bundle: Path, recipe: Recipe, errors: list[TensorError]) -> CentroidHeadSpec:
+    """The drafter's tied head in cluster order, its centroids (float32) and the token ids (int32) of every cluster."""
+    order = token_ordering(drafter)
+    clusters, hidden = drafter.config.num_centroids, drafter.config.hidden_size
+    table = write_table(drafter, "embed_tokens.weight", "drafter_head", bundle, recipe, errors, order=order)
+    name = "masked_embedding.centroids.weight"
+    (chunk,) = drafter.stream(TensorRef(name, 0, clusters), None, f"{FOLDER}.drafter_centroids", errors)
+    centroids, ids = chunk.values.numpy(), order.to(torch.int32).numpy()
+    files = {"centroids": f"{FOLDER}/drafter_centroids.bin", "ids": f"{FOLDER}/drafter_token_ordering.bin"}
+    (bundle / files["centroids"]).write_bytes(centroids.tobytes())
+    (bundle / files["ids"]).write_bytes(ids.tobytes())
+    return CentroidHeadSpec(
+        table=table,
+        centroids=ArraySpec(files["centroids"], 0, "float32", (clusters, hidden)),
+        token_ordering=ArraySpec(files["ids"], 0, "int32", (clusters, len(ids) // clusters)),
+        top_k=drafter.config.centroid_top_k,
+    )

@@ -1,0 +1,66 @@
+"""The target's layers that own keys and values: everything that writes the cache. Prefill runs this graph only.
+
+"Self-decoder" and "cross-decoder" are the terms of YOCO (You Only Cache Once, arXiv 2405.05254).
+"""
+
+from torch import Tensor, nn
+
+from runtime_py.manifest import FULL, SLIDING, TensorSpec
+
+from ..config import TargetConfig
+from ..quant import Recipe
+from .layers import KV, Masks, Rope, TargetLayer, mask_inputs, rope_inputs
+
+NAME = "self_decoder"
+
+
+def inputs(config: TargetConfig) -> tuple[TensorSpec, ...]:
+    own, kv = config.own_layers, config.kv_heads
+    return (
+        TensorSpec("embeds", ("T", config.hidden_size)),
+        *(TensorSpec(f"per_layer.{layer.index}", ("T", config.per_layer_input_size)) for layer in own),
+        *rope_inputs(config, "T"),
+        *mask_inputs(config, "T"),
+        *(
+            TensorSpec(f"past_{w}.{layer.index}", (f"P_{layer.type}", kv, layer.head_dim))
+            for w in "kv"
+            for layer in own
+        ),
+    )
+
+
+def outputs(config: TargetConfig) -> tuple[TensorSpec, ...]:
+    return (
+        TensorSpec("x", ("T", config.hidden_size)),
+        *(
+            TensorSpec(f"new_{w}.{layer.index}", ("T", config.kv_heads, layer.head_dim))
+            for w in "kv"
+            for layer in config.own_layers
+        ),
+    )
+
+
+class SelfDecoder(nn.Module):
+    name = NAME
+
+    def __init__(self, config: TargetConfig, recipe: Recipe):
+        super().__init__()
+        self.config, self.inputs, self.outputs = config, inputs(config), outputs(config)
+        self.layers = nn.ModuleDict(
+            {str(layer.index): TargetLayer(config, layer, NAME, recipe) for layer in config.own_layers}
+        )
+
+    def forward(self, *args: Tensor) -> tuple[Tensor, ...]:
+        """args and result in the order of `inputs` and `outputs`"""
+        given = {spec.name: arg for spec, arg in zip(self.inputs, args, strict=True)}
+        rope = {kind: Rope(given[f"cos_{kind}"], given[f"sin_{kind}"]) for kind in (SLIDING, FULL)}
+        masks = {kind: Masks(given[f"mask_{kind}"], given["mask_new"]) for kind in (SLIDING, FULL)}
+        x, new = given["embeds"], []
+        for layer in self.config.own_layers:
+            i, kind = layer.index, layer.type
+            past = KV(given[f"past_k.{i}"], given[f"past_v.{i}"])
+            x, rows = self.layers[str(i)](
+                x, given["embeds"], given[f"per_layer.{i}"], rope[kind], past, KV(None, None), masks[kind]
+            )
+            new.append(rows)
+        return x, *(rows.k for rows in new), *(rows.v for rows in new)

@@ -1,0 +1,94 @@
+"""The opaque operations of the graphs: eager meaning and fake shape. Each backend lowers them by one table.
+
+Legend: T rows, n query heads, D head_dim, kv key/value heads, P past rows, g = n / kv. Eager bodies are the float32
+reference; nothing here knows a backend.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.library import custom_op
+
+from .quant import dequantize
+
+
+@custom_op("gemma4::linear", mutates_args=())
+def linear(x: Tensor, weight: Tensor, scale: Tensor | None, bits: int, group: int) -> Tensor:
+    """x [T, I]; weight float32 [O, I] with scale None, or int8 [O, I] with scale [O, ceil(I / group)] -> [T, O]."""
+    return F.linear(x, weight if scale is None else dequantize(weight, scale, group))
+
+
+@linear.register_fake
+def _(x, weight, scale, bits, group):
+    return x.new_empty((x.shape[0], weight.shape[0]))
+
+
+@custom_op("gemma4::rms", mutates_args=())
+def rms(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """Root mean square norm over the last dimension, x [..., D], weight [D] (Transformers Gemma4RMSNorm)."""
+    normed = x * (x.pow(2).mean(-1, keepdim=True) + eps).pow(-0.5)
+    return normed if weight is None else normed * weight
+
+
+@rms.register_fake
+def _(x, weight, eps):
+    return torch.empty_like(x)
+
+
+@custom_op("gemma4::rope", mutates_args=())
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of the pairs (i, i + D/2). x [T, n, D]; cos, sin [T, D], both halves equal."""
+    a, b = x.chunk(2, -1)
+    return x * cos.unsqueeze(1) + torch.cat([-b, a], -1) * sin.unsqueeze(1)
+
+
+@rope.register_fake
+def _(x, cos, sin):
+    return torch.empty_like(x)
+
+
+@custom_op("gemma4::gelu", mutates_args=())
+def gelu(x: Tensor) -> Tensor:
+    """gelu_pytorch_tanh."""
+    return F.gelu(x, approximate="tanh")
+
+
+@gelu.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+@custom_op("gemma4::attend", mutates_args=())
+def attend(
+    q: Tensor,
+    k_past: Tensor,
+    v_past: Tensor,
+    k_new: Tensor | None = None,
+    v_new: Tensor | None = None,
+    mask_past: Tensor | None = None,
+    mask_new: Tensor | None = None,
+) -> Tensor:
+    """Attention of scale 1 over past and new rows -> [R, n * D].
+
+    q [R, n, D]; k_past, v_past [P, kv, D]; k_new, v_new [T, kv, D]. Masks are additive with a row per (token, query
+    head of a group): mask_past [R * g, P] or [1, P], mask_new [R * g, T]. None: every past row is seen, no new rows.
+    """
+    rows, _, dim = q.shape
+    kv = k_past.shape[1]
+    q = q.reshape(rows, kv, -1, dim).transpose(0, 1).reshape(kv, -1, dim)
+    parts, values = [_scores(q, k_past, mask_past)], v_past
+    if k_new is not None:
+        parts, values = [*parts, _scores(q, k_new, mask_new)], torch.cat([v_past, v_new])
+    out = torch.cat(parts, -1).softmax(-1) @ values.transpose(0, 1)
+    return out.reshape(kv, rows, -1, dim).transpose(0, 1).reshape(rows, -1)
+
+
+def _scores(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+    """q [kv, R * g, D], k [P, kv, D] -> [kv, R * g, P]"""
+    scores = q @ k.permute(1, 2, 0)
+    return scores if mask is None else scores + mask
+
+
+@attend.register_fake
+def _(q, k_past, v_past, k_new=None, v_new=None, mask_past=None, mask_new=None):
+    return q.new_empty((q.shape[0], q.shape[1] * q.shape[2]))

@@ -1,0 +1,244 @@
+"""The pipeline: checkpoint pair -> bundle. Every graph is traced, lowered and written once; the manifest comes last."""
+
+import importlib.metadata
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from runtime_py import manifest as contract
+from runtime_py.manifest import FULL, SLIDING, Manifest
+
+from . import embeddings, lower_onnx
+from .checkpoint import chat_template, check_token_maps, file_hashes, generation_config
+from .config import TargetConfig, check_pair
+from .graphs import CrossDecoder, Drafter, SelfDecoder
+from .quant import RECIPES, TensorError
+from .trace import max_rows, trace
+from .weights import Weights, open_drafter, open_target
+
+ENTRIES = (contract.MANIFEST_NAME, "onnx", embeddings.FOLDER, "tokenizer.json", "chat_template.jinja")
+TOOLS = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "tokenizers", "safetensors")
+DEFAULT_DRAFT_TOKENS, DEFAULT_SCHEDULE = 6, "constant"  # the official assistants' generation_config
+
+
+@dataclass(frozen=True)
+class Package:
+    """What an export made: the manifest, what quantizing did to each tensor, and remarks worth a line."""
+
+    manifest: Manifest
+    errors: tuple[TensorError, ...]
+    remarks: tuple[str, ...]
+
+
+def export_package(
+    name: str, target_source: str, drafter_source: str, recipe_name: str, out: Path, force: bool = False
+) -> Package:
+    """Write the bundle `out`. ValueError names what is wrong with the pair or the folder; nothing half-written loads."""
+    recipe, errors = RECIPES[recipe_name], []
+    target, drafter = open_target(target_source), open_drafter(drafter_source)
+    check_pair(target.config, drafter.config)
+    remarks = _remarks(target, drafter)
+    prepare_folder(out, force)
+    graphs, placements = {}, {}
+    limit = target.config.max_context_tokens
+    for graph, weights in tqdm(
+        ((SelfDecoder, target), (CrossDecoder, target), (Drafter, drafter)), desc="graphs", unit="graph"
+    ):
+        module, program = trace(graph, weights.config, recipe, limit)
+        placements[graph.name] = lower_onnx.write(module, program, weights, out / "onnx", errors)
+        graphs[graph.name] = contract.GraphSpec({"onnx": f"onnx/{graph.name}.onnx"}, module.inputs, module.outputs)
+    token_table, per_layer_table = _target_tables(target, placements, out, recipe, errors)
+    has_centroids = drafter.config.num_centroids is not None
+    head = embeddings.write_centroid_head(drafter, out, recipe, errors) if has_centroids else None
+    _write_text_files(target, out)
+    files = _file_specs(out)
+    quality = summarize(errors, recipe_name)
+    manifest = Manifest(
+        schema_version=contract.SCHEMA_VERSION,
+        name=name,
+        target=_target_spec(target, token_table, per_layer_table),
+        drafter=_drafter_spec(drafter, head),
+        kv=_kv_spec(target.config),
+        graphs=graphs,
+        tokens=_tokens(target),
+        sampling=_sampling(target),
+        quantization=quality,
+        memory=_memory(target.config, files),
+        checkpoints={"target": _checkpoint_spec(target), "drafter": _checkpoint_spec(drafter)},
+        versions={tool: importlib.metadata.version(tool) for tool in TOOLS},
+        files=files,
+    )
+    write_manifest(out, manifest)
+    return Package(contract.load(out), tuple(errors), remarks)
+
+
+def prepare_folder(out: Path, force: bool) -> None:
+    """An empty bundle folder; an existing bundle is replaced only if forced, other folders never."""
+    if out.is_dir() and any(out.iterdir()):
+        if foreign := sorted(path.name for path in out.iterdir() if path.name not in ENTRIES):
+            raise ValueError(f"{out}: holds {foreign[0]!r}, which is no part of a bundle; choose another --out")
+        if not force:
+            raise ValueError(f"{out}: exists; choose another --out or replace it with --force")
+        (out / contract.MANIFEST_NAME).unlink(missing_ok=True)  # first, so that no half-deleted bundle loads
+        shutil.rmtree(out)
+    try:
+        for folder in ("onnx", embeddings.FOLDER):
+            (out / folder).mkdir(parents=True)
+    except OSError as error:
+        raise ValueError(f"{out}: cannot be written ({error.strerror}); choose another --out") from None
+
+
+def write_manifest(out: Path, manifest: Manifest) -> None:
+    """In one step: a manifest is there whole or not at all."""
+    temporary = out / f"{contract.MANIFEST_NAME}.tmp"
+    temporary.write_text(contract.to_json(manifest), encoding="utf-8")
+    os.replace(temporary, out / contract.MANIFEST_NAME)
+
+
+def summarize(errors: list[TensorError], recipe_name: str) -> contract.QuantSpecSummary:
+    """Share of the checkpoint's bytes that was quantized, and the tensor that suffered most."""
+    total = sum(error.size_bytes for error in errors)
+    quantized = sum(error.size_bytes for error in errors if error.bits < 32)
+    worst = max(errors, key=lambda error: error.relative)
+    return contract.QuantSpecSummary(
+        recipe=recipe_name,
+        row_invariant=RECIPES[recipe_name].row_invariant,
+        quantized_share=quantized / total,
+        worst_tensor=worst.name,
+        worst_relative_error=worst.relative,
+    )
+
+
+def _remarks(target: Weights, drafter: Weights) -> tuple[str, ...]:
+    """Unequal token maps are refused; what could not be compared or was left out is said."""
+    remarks = [
+        f"{who}: {len(keys)} tensors not used: {reason}"
+        for who, weights in (("target", target), ("drafter", drafter))
+        for reason, keys in weights.checkpoint.dropped.items()
+    ]
+    if not check_token_maps(target.checkpoint.folder, drafter.checkpoint.folder):
+        remarks.append("drafter has no tokenizer.json: token maps not compared")
+    if generation_config(drafter.checkpoint.folder, drafter.checkpoint.config).num_assistant_tokens is None:
+        remarks.append(f"drafter names no num_assistant_tokens: {DEFAULT_DRAFT_TOKENS}, {DEFAULT_SCHEDULE}")
+    if chat_template(target.checkpoint.folder) is None:
+        remarks.append("target has no chat template: the bundle takes raw prompts only")
+    return tuple(remarks)
+
+
+def _target_tables(target: Weights, placements: dict, out: Path, recipe, errors: list[TensorError]):
+    config, file = target.config, f"onnx/{CrossDecoder.name}.onnx.data"
+    per_layer = embeddings.write_table(
+        target, "embed_tokens_per_layer.weight", "per_layer", out, recipe, errors, config.per_layer_scale
+    )
+    if config.tied_head:
+        spec = recipe.spec(f"{CrossDecoder.name}.lm_head")
+        placement = placements[CrossDecoder.name]
+        return embeddings.shared_table(placement, file, spec, config.hidden_size, config.embedding_scale), per_layer
+    return embeddings.write_table(
+        target, "embed_tokens.weight", "token", out, recipe, errors, config.embedding_scale
+    ), per_layer
+
+
+def _target_spec(
+    target: Weights, token_table: contract.TableSpec, per_layer_table: contract.TableSpec
+) -> contract.TargetSpec:
+    config = target.config
+    return contract.TargetSpec(
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        num_layers=len(config.layers),
+        num_own_kv_layers=len(config.own_layers),
+        query_heads=config.query_heads,
+        per_layer_input_size=config.per_layer_input_size,
+        max_context_tokens=config.max_context_tokens,
+        max_rows=max_rows(config),
+        inv_freq=config.inv_freq,
+        token_table=token_table,
+        per_layer_table=per_layer_table,
+    )
+
+
+def _drafter_spec(drafter: Weights, head: contract.CentroidHeadSpec | None) -> contract.DrafterSpec:
+    config = drafter.config
+    generation = generation_config(drafter.checkpoint.folder, drafter.checkpoint.config)
+    return contract.DrafterSpec(
+        hidden_size=config.hidden_size,
+        query_heads=config.query_heads,
+        layer_types=tuple(layer.type for layer in config.layers),
+        inv_freq=config.inv_freq,
+        num_draft_tokens=generation.num_assistant_tokens or DEFAULT_DRAFT_TOKENS,
+        schedule=generation.num_assistant_tokens_schedule or DEFAULT_SCHEDULE,
+        position_offset=-1,  # Transformers: the last token's position, SinglePositionMultiTokenCandidateGenerator
+        centroid_head=head,
+    )
+
+
+def _kv_spec(config: TargetConfig) -> contract.KVSpec:
+    layers = [
+        contract.KVLayerSpec(layer.index, layer.type, config.kv_heads, layer.head_dim) for layer in config.own_layers
+    ]
+    return contract.KVSpec(config.window, tuple(layers), config.donors)
+
+
+def _tokens(target: Weights) -> contract.TokensSpec:
+    generation = generation_config(target.checkpoint.folder, target.checkpoint.config)
+    text = target.checkpoint.config.get_text_config()
+    eos = generation.eos_token_id if generation.eos_token_id is not None else text.eos_token_id
+    bos = generation.bos_token_id if generation.bos_token_id is not None else text.bos_token_id
+    pad = generation.pad_token_id if generation.pad_token_id is not None else text.pad_token_id
+    for name, value in (("eos_token_id", eos), ("bos_token_id", bos), ("pad_token_id", pad)):
+        if value is None:
+            raise ValueError(f"{target.checkpoint.folder}: neither generation_config.json nor config.json has {name}")
+    return contract.TokensSpec(bos=bos, pad=pad, eos=tuple(eos) if isinstance(eos, list) else (eos,))
+
+
+def _sampling(target: Weights) -> contract.SamplingSpec:
+    """Where generation_config leaves a field out, Transformers' default."""
+    generation = generation_config(target.checkpoint.folder, target.checkpoint.config)
+    return contract.SamplingSpec(
+        do_sample=bool(generation.do_sample),
+        temperature=1.0 if generation.temperature is None else float(generation.temperature),
+        top_k=50 if generation.top_k is None else generation.top_k,
+        top_p=1.0 if generation.top_p is None else float(generation.top_p),
+    )
+
+
+def _memory(config: TargetConfig, files: dict[str, contract.FileSpec]) -> contract.MemorySpec:
+    def sizes(folder: str) -> int:
+        return sum(spec.size_bytes for name, spec in files.items() if name.startswith(f"{folder}/"))
+
+    def row_bytes(kind: str) -> int:
+        return sum(2 * config.kv_heads * layer.head_dim * 4 for layer in config.own_layers if layer.type == kind)
+
+    return contract.MemorySpec(
+        weights_bytes=sizes("onnx"),
+        tables_bytes=sizes(embeddings.FOLDER),
+        kv_sliding_bytes=row_bytes(SLIDING) * config.window,
+        kv_full_bytes_per_token=row_bytes(FULL),
+    )
+
+
+def _checkpoint_spec(weights: Weights) -> contract.CheckpointSpec:
+    checkpoint = weights.checkpoint
+    source = checkpoint.source if checkpoint.revision else checkpoint.folder.resolve().name
+    return contract.CheckpointSpec(
+        source, checkpoint.revision, str(checkpoint.dtype).removeprefix("torch."), file_hashes(checkpoint)
+    )
+
+
+def _write_text_files(target: Weights, out: Path) -> None:
+    folder = target.checkpoint.folder
+    shutil.copyfile(folder / "tokenizer.json", out / "tokenizer.json")
+    if (template := chat_template(folder)) is not None:
+        (out / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+
+def _file_specs(out: Path) -> dict[str, contract.FileSpec]:
+    paths = sorted(path for path in out.rglob("*") if path.is_file())
+    return {
+        path.relative_to(out).as_posix(): contract.FileSpec(contract.sha256(path), path.stat().st_size)
+        for path in paths
+    }

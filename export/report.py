@@ -1,0 +1,24 @@
+"""What an export prints at its end: error per tensor, size table, the command that runs the bundle."""
+
+from pathlib import Path
+
+from .package import Package
+
+
+def print_report(package: Package, out: Path) -> None:
+    manifest = package.manifest
+    quantized = sorted((error for error in package.errors if error.bits < 32), key=lambda error: error.relative)
+    if quantized:
+        print(f"{'relative error':>14}  bits  tensor (worst last)")
+    for error in quantized:
+        print(f"{error.relative:14.5f}  {error.bits:4}  {error.name}")
+    print(
+        f"{manifest.quantization.quantized_share:.1%} of the checkpoint's bytes are quantized ({manifest.quantization.recipe})"
+    )
+    for remark in package.remarks:
+        print(f"note: {remark}")
+    print(f"\n{'MB':>10}  file")
+    for name, spec in manifest.files.items():
+        print(f"{spec.size_bytes / 1e6:10.3f}  {name}")
+    print(f"{sum(spec.size_bytes for spec in manifest.files.values()) / 1e6:10.3f}  {out} in all")
+    print(f"\nrun it:\n  python -m runtime_py generate {out} --prompt 'ROMEO:' --max-new-tokens 100")

@@ -1,0 +1,144 @@
+"""Command line: python -m runtime_py generate|info BUNDLE [...]"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from . import manifest as contract
+from .speculative import MAX_DRAFT_TOKENS
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="python -m runtime_py", description="Run a bundle written by python -m export")
+    commands = top.add_subparsers(dest="command", required=True)
+    generate = commands.add_parser("generate", help="continue a prompt or answer a message, greedily")
+    generate.add_argument("bundle", type=Path)
+    prompt = generate.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", metavar="TEXT", help="raw text; bos is put in front")
+    prompt.add_argument("--prompt-ids", metavar="2,10,..", help="token ids, taken as they are")
+    prompt.add_argument("--chat", metavar="TEXT", help="a user's message, through the chat template")
+    generate.add_argument("--max-new-tokens", type=int, default=256, metavar="N")
+    generate.add_argument(
+        "--draft-tokens", type=int, metavar="K", help=f"0 (plain) to {MAX_DRAFT_TOKENS}; default: the drafter's own"
+    )
+    generate.add_argument("--schedule", choices=("constant", "heuristic"), help="default: the drafter's own")
+    generate.add_argument("--threads", type=int, default=os.cpu_count(), metavar="N")
+    generate.add_argument("--json", action="store_true", help="one JSON object on stdout instead of streamed text")
+    info = commands.add_parser("info", help="what a bundle holds")
+    info.add_argument("bundle", type=Path)
+    return top
+
+
+def main(arguments: list[str]) -> int:
+    options = parser().parse_args(arguments)
+    try:
+        return {"generate": _generate, "info": _info}[options.command](options)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of stdout has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _generate(options: argparse.Namespace) -> int:
+    from .session import generate_text, load
+
+    if options.draft_tokens is not None and not 0 <= options.draft_tokens <= MAX_DRAFT_TOKENS:
+        raise ValueError(f"--draft-tokens {options.draft_tokens} is outside 0..{MAX_DRAFT_TOKENS}")
+    if options.threads < 1:
+        raise ValueError(f"--threads {options.threads} must be at least 1")
+    pair = load(options.bundle, threads=options.threads, draft_tokens=options.draft_tokens, schedule=options.schedule)
+    if pair.off_reason and options.draft_tokens != 0:
+        print(f"warning: drafting is off: {pair.off_reason}", file=sys.stderr)
+    if options.prompt_ids is not None:
+        ids = _parse_ids(options.prompt_ids)
+    else:
+        ids = pair.text.encode_prompt(options.prompt) if options.prompt is not None else _chat_ids(pair, options.chat)
+    show = (lambda part: None) if options.json else (lambda part: print(part, end="", flush=True))
+    result = generate_text(pair, ids, options.max_new_tokens, show)
+    if options.json:
+        print(json.dumps(result, ensure_ascii=False))
+    else:
+        print()
+        print(_summary(result), file=sys.stderr)
+    return 0
+
+
+def _chat_ids(pair, message: str) -> list[int]:
+    if not message:
+        raise ValueError("the message is empty")
+    return pair.text.encode_chat([{"role": "user", "content": message}])
+
+
+def _parse_ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--prompt-ids {text!r} is no list of integers like 2,10,20") from None
+
+
+def _summary(result: dict) -> str:
+    timings, draft = result["timings"], result["draft"]
+    rate = f"{timings['decode_tokens_per_second']:.1f} tokens/s" if timings["decode_tokens_per_second"] else "one token"
+    share = draft["accepted"] / draft["drafted"] if draft["drafted"] else 0
+    drafting = (
+        f"off ({draft['off_reason']})"
+        if draft["off_reason"]
+        else f"{draft['accepted']} of {draft['drafted']} accepted ({share:.0%})"
+    )
+    return (
+        f"[{len(result['token_ids'])} tokens, {rate}, first after {timings['time_to_first_token_s']:.3f} s, "
+        f"stop: {result['stop_reason']}, drafts: {drafting}, peak {result['memory']['peak_rss_mib']:.0f} MiB]"
+    )
+
+
+def _info(options: argparse.Namespace) -> int:
+    manifest = contract.load(options.bundle)
+    contract.check_sizes(options.bundle, manifest, manifest.files)
+    target, drafter, kv, quality, memory = (
+        manifest.target,
+        manifest.drafter,
+        manifest.kv,
+        manifest.quantization,
+        manifest.memory,
+    )
+    head = f"centroid head, {drafter.centroid_head.top_k} clusters" if drafter.centroid_head else "dense head"
+    context = target.max_context_tokens
+    kv_bytes = memory.kv_sliding_bytes + memory.kv_full_bytes_per_token * context
+    lines = {
+        "bundle": f"{manifest.name} ({sum(spec.size_bytes for spec in manifest.files.values()) / 1e6:.1f} MB), schema {manifest.schema_version}",
+        "target": f"{target.num_layers} layers ({target.num_own_kv_layers} with their own KV), hidden {target.hidden_size}, vocabulary {target.vocab_size}",
+        "drafter": f"{len(drafter.layer_types)} layers, hidden {drafter.hidden_size}, {head}; {drafter.num_draft_tokens} drafts, {drafter.schedule}",
+        "context": f"{context} tokens, window {kv.window}",
+        "quantization": f"{quality.recipe}, {quality.quantized_share:.1%} of the bytes, worst error {quality.worst_relative_error:.4f} ({quality.worst_tensor}), "
+        + (
+            "row-invariant"
+            if quality.row_invariant
+            else "not row-invariant: drafted text may differ from plain text in near ties"
+        ),
+        "memory": f"weights {memory.weights_bytes / 1e6:.1f} MB, tables {memory.tables_bytes / 1e6:.1f} MB mapped, KV {kv_bytes / 1e6:.1f} MB at full context",
+        "stop tokens": ", ".join(map(str, manifest.tokens.eos)),
+        "sampling defaults": f"do_sample {manifest.sampling.do_sample}, temperature {manifest.sampling.temperature}, top_k {manifest.sampling.top_k}, top_p {manifest.sampling.top_p}",
+        "checkpoints": ", ".join(
+            f"{who} {spec.source}{'@' + spec.revision if spec.revision else ''} ({spec.dtype})"
+            for who, spec in manifest.checkpoints.items()
+        ),
+        "made with": ", ".join(f"{tool} {version}" for tool, version in manifest.versions.items()),
+    }
+    for name, graph in manifest.graphs.items():
+        lines[f"graph {name}"] = (
+            f"{len(graph.inputs)} inputs, {len(graph.outputs)} outputs, {', '.join(graph.files.values())}"
+        )
+    width = max(map(len, lines))
+    for name, line in lines.items():
+        print(f"{name:{width}}  {line}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,25 @@
+"""What a backend gives: a loaded graph, called with named float32 arrays."""
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from .manifest import Manifest, check_sizes, graph_files
+
+Array = np.ndarray
+BACKENDS = ("onnx",)
+
+
+class Graph(Protocol):
+    def __call__(self, feeds: dict[str, Array]) -> dict[str, Array]:
+        """Inputs by name -> outputs by name, as the graph's spec in the manifest declares them."""
+        ...
+
+
+def load_graph(bundle: Path, manifest: Manifest, name: str, backend: str, threads: int) -> Graph:
+    """ValueError if a file of the graph is missing, has the wrong size or is refused by the backend."""
+    check_sizes(bundle, manifest, graph_files(manifest, name, backend))
+    from .graph_onnx import OnnxGraph
+
+    return OnnxGraph(bundle / manifest.graphs[name].files[backend], manifest.graphs[name], threads)

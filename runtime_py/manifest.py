@@ -1,0 +1,419 @@
+"""The contract between exporter and runtimes: what manifest.json holds, as frozen records. Standard library only.
+
+A graph's inputs and outputs are data (`GraphSpec`). All are float32 without a batch axis; a size in a shape is an
+integer or one of these symbols, optionally with a factor in front ("4*T"):
+
+    T           rows run in one call, 1..max_rows
+    R           rows whose logits are asked for, 1..T
+    P_sliding   past rows of a sliding layer, 1..window (slot = position mod window)
+    P_full      past rows of a full layer, 1..context
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import types
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+
+SCHEMA_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+GRAPHS = ("self_decoder", "cross_decoder", "drafter")
+SLIDING, FULL = "sliding", "full"
+DTYPES = {"int8": 1, "uint8": 1, "bfloat16": 2, "int32": 4, "float32": 4}  # bytes per element
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A float32 graph input or output. shape: sizes as in the module's docstring."""
+
+    name: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class GraphSpec:
+    """One graph. files: backend name -> path in the bundle; inputs and outputs in calling order."""
+
+    files: dict[str, str]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
+class FileSpec:
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """A C-contiguous array inside a file of the bundle; dtype is a key of DTYPES."""
+
+    file: str
+    offset_bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return DTYPES[self.dtype] * math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """A matrix of row-quantized vectors: row r = (data[r] - zero_point) * scales[r, column // block] * multiplier.
+
+    data [rows, stored columns] may be padded on the right to whole blocks; scales is None where data is float32.
+    """
+
+    data: ArraySpec
+    scales: ArraySpec | None
+    zero_point: int
+    block: int
+    columns: int
+    multiplier: float
+
+
+@dataclass(frozen=True)
+class KVLayerSpec:
+    """A target layer that owns keys and values: k and v rows are [kv_heads, head_dim]. type: "sliding" or "full"."""
+
+    layer: int
+    type: str
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class KVSpec:
+    """layers in the order of the self_decoder's past_k.*; donors: type -> the layer whose rows the others read."""
+
+    window: int
+    layers: tuple[KVLayerSpec, ...]
+    donors: dict[str, int]
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    hidden_size: int
+    vocab_size: int
+    num_layers: int
+    num_own_kv_layers: int  # layers 0 .. n-1 write the cache, the others read the donors'
+    query_heads: int
+    per_layer_input_size: int
+    max_context_tokens: int  # checkpoint field max_position_embeddings
+    max_rows: int  # largest T of one call
+    inv_freq: dict[str, tuple[float, ...]]  # layer type -> rotary frequencies, [head_dim / 2]
+    token_table: TableSpec
+    per_layer_table: TableSpec
+
+
+@dataclass(frozen=True)
+class CentroidHeadSpec:
+    """The drafter's output head, run by the host: the best top_k of C centroids, then V/C rows of each.
+
+    table [V, h] lies in cluster order: row j is the embedding of token token_ordering.ravel()[j].
+    """
+
+    table: TableSpec
+    centroids: ArraySpec  # float32 [C, h]
+    token_ordering: ArraySpec  # int32 [C, V / C], token ids
+    top_k: int
+
+
+@dataclass(frozen=True)
+class DrafterSpec:
+    """position_offset: the draft's constant position is N + position_offset, N counting the pending token."""
+
+    hidden_size: int
+    query_heads: int
+    layer_types: tuple[str, ...]
+    inv_freq: dict[str, tuple[float, ...]]
+    num_draft_tokens: int  # generation_config num_assistant_tokens
+    schedule: str  # generation_config num_assistant_tokens_schedule
+    position_offset: int
+    centroid_head: CentroidHeadSpec | None  # None: dense head, the graph has an output `logits` [1, V]
+
+
+@dataclass(frozen=True)
+class TokensSpec:
+    """Ids as the checkpoint has them; any id of eos ends a text."""
+
+    bos: int
+    pad: int
+    eos: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SamplingSpec:
+    """Defaults of the checkpoint's generation_config."""
+
+    do_sample: bool
+    temperature: float
+    top_k: int
+    top_p: float
+
+
+@dataclass(frozen=True)
+class QuantSpecSummary:
+    """recipe as on the command line; row_invariant: row 0 has the same bits whatever rows are run with it."""
+
+    recipe: str
+    row_invariant: bool
+    quantized_share: float  # of the bytes of all checkpoint tensors used
+    worst_tensor: str
+    worst_relative_error: float  # ||w - dequantized|| / ||w||
+
+
+@dataclass(frozen=True)
+class MemorySpec:
+    """Estimate of the resident bytes while generating."""
+
+    weights_bytes: int
+    tables_bytes: int  # mapped, only touched rows become resident
+    kv_sliding_bytes: int  # whole, constant
+    kv_full_bytes_per_token: int
+
+
+@dataclass(frozen=True)
+class CheckpointSpec:
+    """Where the weights came from. source: folder name or hub id; revision: commit hash of a hub id, else None."""
+
+    source: str
+    revision: str | None
+    dtype: str
+    files: dict[str, str]  # name -> sha256
+
+
+@dataclass(frozen=True)
+class Manifest:
+    schema_version: int
+    name: str
+    target: TargetSpec
+    drafter: DrafterSpec
+    kv: KVSpec
+    graphs: dict[str, GraphSpec]
+    tokens: TokensSpec
+    sampling: SamplingSpec
+    quantization: QuantSpecSummary
+    memory: MemorySpec
+    checkpoints: dict[str, CheckpointSpec]  # "target", "drafter"
+    versions: dict[str, str]  # tool -> version
+    files: dict[str, FileSpec]  # every other file of the bundle
+
+
+def to_json(manifest: Manifest) -> str:
+    return json.dumps(dataclasses.asdict(manifest), indent=1, ensure_ascii=False) + "\n"
+
+
+def load(bundle: Path) -> Manifest:
+    """Read and check bundle/manifest.json. ValueError names the file and the field that is wrong."""
+    path = Path(bundle) / MANIFEST_NAME
+    if not path.is_file():
+        raise ValueError(f"{bundle}: no {MANIFEST_NAME}: not a bundle, or its export did not finish; export it again")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        version = data.get("schema_version") if isinstance(data, dict) else None
+        if version != SCHEMA_VERSION:
+            raise ValueError(
+                f"schema_version is {version!r}, this runtime reads {SCHEMA_VERSION}; export the bundle again"
+            )
+        manifest = _decode(Manifest, data, "")
+        _validate(manifest)
+    except (ValueError, RecursionError) as error:  # json and unicode errors are ValueErrors
+        raise ValueError(f"{path}: {error}") from None
+    return manifest
+
+
+def check_sizes(bundle: Path, manifest: Manifest, names: typing.Iterable[str]) -> None:
+    """ValueError if a file is missing or has another size than the manifest says."""
+    for name in names:
+        path, want = Path(bundle) / name, manifest.files[name].size_bytes
+        if not path.is_file():
+            raise ValueError(f"{path}: file is missing; export the bundle again")
+        if path.stat().st_size != want:
+            raise ValueError(
+                f"{path}: has {path.stat().st_size} bytes, the manifest says {want}; export the bundle again"
+            )
+
+
+def sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_hashes(bundle: Path, manifest: Manifest, names: typing.Iterable[str]) -> None:
+    """check_sizes, then ValueError if a file's bytes are not those that were exported."""
+    for name in names:
+        check_sizes(bundle, manifest, (name,))
+        if (digest := sha256(Path(bundle) / name)) != manifest.files[name].sha256:
+            raise ValueError(
+                f"{Path(bundle) / name}: sha256 is {digest}, the manifest says {manifest.files[name].sha256}; "
+                "the file is corrupt, export the bundle again"
+            )
+
+
+def graph_files(manifest: Manifest, graph: str, backend: str) -> tuple[str, ...]:
+    """The files of one graph: the model and, where it has one, its external data."""
+    model = manifest.graphs[graph].files[backend]
+    return tuple(name for name in manifest.files if name == model or name == f"{model}.data")
+
+
+def _decode(kind: typing.Any, value: typing.Any, where: str) -> typing.Any:
+    """JSON value -> the annotated type, strictly: every key present, none unknown, no type bent."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return _decode_record(kind, value, where)
+    if origin is types.UnionType:
+        return _decode_union(args, value, where)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_decode(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if origin is dict and isinstance(value, dict):
+        return {key: _decode(args[1], item, f"{where}.{key}") for key, item in value.items()}
+    if kind is float and type(value) in (int, float) and math.isfinite(value):
+        return float(value)
+    if origin is None and type(value) is kind:  # so that true is no int
+        return value
+    raise ValueError(f"{where or 'the file'}: expected {getattr(kind, '__name__', kind)}, got {str(value)[:60]!r}")
+
+
+def _decode_record(kind: type, value: typing.Any, where: str) -> typing.Any:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where or 'the file'}: expected an object, got {str(value)[:60]!r}")
+    hints = typing.get_type_hints(kind)
+    if missing := sorted(hints.keys() - value.keys()):
+        raise ValueError(f"{where or 'the file'}: key {missing[0]!r} is missing")
+    if unknown := sorted(value.keys() - hints.keys()):
+        raise ValueError(f"{where or 'the file'}: unknown key {unknown[0]!r}")
+    return kind(**{key: _decode(hint, value[key], f"{where}.{key}".lstrip(".")) for key, hint in hints.items()})
+
+
+def _decode_union(options: tuple, value: typing.Any, where: str) -> typing.Any:
+    """`X | None` and `int | str`."""
+    if value is None and types.NoneType in options:
+        return None
+    rest = [option for option in options if option is not types.NoneType]
+    for option in rest:
+        if dataclasses.is_dataclass(option) or type(value) is option:
+            return _decode(option, value, where)
+    return _decode(rest[0], value, where)
+
+
+def _validate(manifest: Manifest) -> None:
+    """What the types cannot say: names that must exist, paths that must stay inside the bundle, sizes that agree."""
+    if tuple(sorted(manifest.graphs)) != tuple(sorted(GRAPHS)):
+        raise ValueError(f"graphs: expected {', '.join(GRAPHS)}, got {', '.join(sorted(manifest.graphs)) or 'none'}")
+    for name in manifest.files:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ValueError(f"files: {name!r} leads out of the bundle")
+    for graph, spec in manifest.graphs.items():
+        for path in spec.files.values():
+            _require_file(manifest, path, f"graphs.{graph}.files")
+    for where, array in _arrays(manifest):
+        _validate_array(manifest, array, where)
+    _validate_table(manifest.target.token_table, manifest.target.hidden_size, "target.token_table")
+    width = manifest.target.num_layers * manifest.target.per_layer_input_size
+    _validate_table(manifest.target.per_layer_table, width, "target.per_layer_table")
+    _validate_kv(manifest)
+    _validate_numbers(manifest)
+
+
+def _require_file(manifest: Manifest, name: str, where: str) -> None:
+    if name not in manifest.files:
+        raise ValueError(f"{where}: {name!r} is not listed in files")
+
+
+def _tables(manifest: Manifest) -> list[tuple[str, TableSpec]]:
+    tables = [
+        ("target.token_table", manifest.target.token_table),
+        ("target.per_layer_table", manifest.target.per_layer_table),
+    ]
+    if head := manifest.drafter.centroid_head:
+        tables.append(("drafter.centroid_head.table", head.table))
+    return tables
+
+
+def _arrays(manifest: Manifest) -> list[tuple[str, ArraySpec]]:
+    arrays = []
+    for where, table in _tables(manifest):
+        arrays += [(f"{where}.data", table.data)] + ([(f"{where}.scales", table.scales)] if table.scales else [])
+    if head := manifest.drafter.centroid_head:
+        arrays += [("drafter.centroid_head.centroids", head.centroids)]
+        arrays += [("drafter.centroid_head.token_ordering", head.token_ordering)]
+    return arrays
+
+
+def _validate_array(manifest: Manifest, array: ArraySpec, where: str) -> None:
+    _require_file(manifest, array.file, where)
+    if array.dtype not in DTYPES:
+        raise ValueError(f"{where}: dtype {array.dtype!r} is none of {', '.join(DTYPES)}")
+    if len(array.shape) != 2 or min(array.shape) < 1 or array.offset_bytes < 0:
+        raise ValueError(f"{where}: shape {array.shape} at offset {array.offset_bytes} is no matrix in a file")
+    end, size = array.offset_bytes + array.size_bytes, manifest.files[array.file].size_bytes
+    if end > size:
+        raise ValueError(f"{where}: ends at byte {end}, {array.file} has {size}")
+
+
+def _validate_table(table: TableSpec, columns: int, where: str) -> None:
+    if table.columns != columns or table.data.shape[1] < columns:
+        raise ValueError(f"{where}: has {table.columns} columns of {table.data.shape[1]} stored, expected {columns}")
+    if table.block < 1 or (table.scales is None) != (table.data.dtype == "float32"):
+        raise ValueError(f"{where}: block {table.block} and dtype {table.data.dtype} do not go together")
+    if table.scales and table.scales.shape != (table.data.shape[0], -(-columns // table.block)):
+        raise ValueError(
+            f"{where}: scales {table.scales.shape} do not fit rows of {columns} in blocks of {table.block}"
+        )
+
+
+def _validate_kv(manifest: Manifest) -> None:
+    layers = {entry.layer: entry for entry in manifest.kv.layers}
+    if sorted(layers) != list(range(manifest.target.num_own_kv_layers)) or len(layers) != len(manifest.kv.layers):
+        raise ValueError(f"kv.layers: expected layers 0..{manifest.target.num_own_kv_layers - 1}, got {sorted(layers)}")
+    for kind in (SLIDING, FULL):
+        donor = layers.get(manifest.kv.donors.get(kind, -1))
+        if donor is None or donor.type != kind:
+            raise ValueError(f"kv.donors.{kind}: {manifest.kv.donors.get(kind)!r} is no {kind} layer with its own KV")
+        for who, spec in (("target", manifest.target), ("drafter", manifest.drafter)):
+            if len(spec.inv_freq.get(kind, ())) * 2 != donor.head_dim:
+                raise ValueError(
+                    f"{who}.inv_freq.{kind}: {len(spec.inv_freq.get(kind, ()))} values, head_dim {donor.head_dim}"
+                )
+
+
+def _validate_numbers(manifest: Manifest) -> None:
+    target, drafter = manifest.target, manifest.drafter
+    positive = {
+        "target.vocab_size": target.vocab_size,
+        "target.query_heads": target.query_heads,
+        "target.max_context_tokens": target.max_context_tokens,
+        "target.max_rows": target.max_rows,
+        "kv.window": manifest.kv.window,
+        "drafter.num_draft_tokens": drafter.num_draft_tokens,
+    }
+    for where, value in positive.items():
+        if value < 1:
+            raise ValueError(f"{where}: must be at least 1, got {value}")
+    for table in (target.token_table, target.per_layer_table):
+        if table.data.shape[0] != target.vocab_size:
+            raise ValueError(f"target: a table has {table.data.shape[0]} rows, vocab_size is {target.vocab_size}")
+    if drafter.schedule not in ("constant", "heuristic"):
+        raise ValueError(f"drafter.schedule: {drafter.schedule!r} is neither constant nor heuristic")
+    for where, token in (
+        ("bos", manifest.tokens.bos),
+        ("pad", manifest.tokens.pad),
+        *(("eos", t) for t in manifest.tokens.eos),
+    ):
+        if not 0 <= token < target.vocab_size:
+            raise ValueError(f"tokens.{where}: {token} is outside 0..{target.vocab_size - 1}")
+    if head := drafter.centroid_head:
+        clusters, rows = head.token_ordering.shape
+        if clusters * rows != target.vocab_size or head.centroids.shape != (clusters, drafter.hidden_size):
+            raise ValueError(
+                f"drafter.centroid_head: {clusters} x {rows} tokens do not make a vocabulary of {target.vocab_size}"
+            )
+        if not 1 <= head.top_k <= clusters:
+            raise ValueError(f"drafter.centroid_head.top_k: {head.top_k} of {clusters} centroids")
+        _validate_table(head.table, drafter.hidden_size, "drafter.centroid_head.table")
