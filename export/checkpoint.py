@@ -5,6 +5,7 @@ multimodal checkpoints). Every tensor of the files is expected by the graphs or 
 """
 
 import json
+import math
 import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,6 +20,7 @@ from runtime_py.manifest import sha256
 
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
 FLOAT_DTYPES = ("BF16", "F16", "F32")
+DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8}
 TEXT_PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 HEAD_NAMES = ("lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight")
 OTHER_MODALITIES = re.compile(r"(model\.)?(vision_tower|audio_tower|embed_vision|embed_audio)\.")
@@ -34,6 +36,10 @@ class Located:
     key: str
     dtype: str
     shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype] * math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ def open_checkpoint(source: str) -> Checkpoint:
 
 def resolve(source: str) -> tuple[Path, str | None]:
     """Folder, or hub id downloaded into the hub's cache -> (folder, commit hash of a hub id)."""
-    if Path(source).is_dir():
+    if source and Path(source).is_dir():
         return Path(source), None
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", source) or Path(source).exists():
         raise ValueError(f"checkpoint {source!r} is neither a folder nor a hub id (owner/name)")
@@ -89,7 +95,7 @@ def resolve(source: str) -> tuple[Path, str | None]:
 
     try:
         folder = Path(snapshot_download(source, allow_patterns=list(HUB_FILES)))
-    except (OSError, ValueError) as error:  # every hub error is one of them
+    except Exception as error:  # a connection that breaks off raises the HTTP client's own classes
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
             f"checkpoint {source!r} cannot be downloaded ({reason}); check the id, your network and HF_TOKEN, "
@@ -117,8 +123,10 @@ def locate_tensors(folder: Path) -> dict[str, Located]:
         try:
             weight_map = json.loads(index.read_text())["weight_map"]
             files = sorted(set(weight_map.values()))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise ValueError(f"{index}: not a safetensors index with a weight_map") from None
+            if strange := [name for name in files if Path(name).name != name]:
+                raise ValueError(strange[0])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{index}: not a safetensors index with a weight_map of file names ({error})") from None
     elif single.is_file():
         weight_map, files = None, [single.name]
     else:
@@ -208,19 +216,33 @@ def _drop_reason(key: str, name: str, first_shared: int, tied_head: bool) -> str
     return TIED_HEAD if name == "lm_head.weight" and tied_head else None
 
 
-def check_token_maps(target: Path, drafter: Path) -> bool:
+def check_token_maps(target: Path, drafter: Path, vocab_size: int) -> bool:
     """True if both folders have a tokenizer.json and its token maps are equal; False if the drafter has none."""
-    from tokenizers import Tokenizer
-
+    maps = [_token_map(target, vocab_size)]
     if not (drafter / "tokenizer.json").is_file():
         return False
-    maps = [Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab() for folder in (target, drafter)]
+    maps.append(_token_map(drafter, vocab_size))
     if maps[0] == maps[1]:
         return True
     token = min(token for token in maps[0].keys() | maps[1].keys() if maps[0].get(token) != maps[1].get(token))
     raise ValueError(
         f"wrong pair: token {token!r} is {maps[1].get(token)} in the drafter's tokenizer, {maps[0].get(token)} in the target's"
     )
+
+
+def _token_map(folder: Path, vocab_size: int) -> dict[str, int]:
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ValueError(f"{folder}: no tokenizer.json; expected a checkpoint in the Transformers layout")
+    try:
+        tokens = Tokenizer.from_file(str(path)).get_vocab()
+    except Exception as error:  # tokenizers raises bare Exceptions
+        raise ValueError(f"{path}: not a tokenizer ({' '.join(str(error).split())[:200]}); download it again") from None
+    if tokens and max(tokens.values()) >= vocab_size:
+        raise ValueError(f"{path}: has token id {max(tokens.values())}, the config's vocab_size is {vocab_size}")
+    return tokens
 
 
 def generation_config(folder: Path, config: PreTrainedConfig) -> GenerationConfig:
@@ -238,8 +260,17 @@ def chat_template(folder: Path) -> str | None:
     path, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     if path.is_file():
         return path.read_text(encoding="utf-8")
-    template = json.loads(config.read_text(encoding="utf-8")).get("chat_template") if config.is_file() else None
-    return template if isinstance(template, str) else None
+    if not config.is_file():
+        return None
+    try:
+        template = json.loads(config.read_text(encoding="utf-8")).get("chat_template")
+        if isinstance(template, list):  # named templates
+            template = {entry["name"]: entry["template"] for entry in template}["default"]
+        if not isinstance(template, str | None):
+            raise TypeError(f"chat_template is {type(template).__name__}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{config}: no chat template can be read ({type(error).__name__}: {error})") from None
+    return template
 
 
 def file_hashes(checkpoint: Checkpoint) -> dict[str, str]:

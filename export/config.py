@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from runtime_py.manifest import FULL, SLIDING
 
+MIN_WINDOW, MIN_CONTEXT = 5, 7  # below these no graph can be traced (trace.EXAMPLE_SIZES)
 LAYER_TYPES = {"sliding_attention": SLIDING, "full_attention": FULL}
 
 
@@ -203,11 +204,15 @@ def _refuse(text, who: str) -> None:
     for name, (value, supported) in unsupported.items():
         if value not in supported:
             raise ValueError(f"{who}: {name} {value!r} is not supported (supported: {', '.join(map(str, supported))})")
-    heads = {text.per_layer_config[i].num_key_value_heads for i in range(text.num_hidden_layers)}
-    if len(heads) != 1 or text.num_attention_heads % heads.pop():
+    heads = sorted({text.per_layer_config[i].num_key_value_heads for i in range(text.num_hidden_layers)})
+    if len(heads) != 1 or heads[0] < 1 or text.num_attention_heads % heads[0]:
         raise ValueError(
-            f"{who}: num_key_value_heads must be the same in all layers and divide {text.num_attention_heads} query heads"
+            f"{who}: num_key_value_heads {', '.join(map(str, heads))} is not supported: it must be the same in all layers "
+            f"and divide num_attention_heads {text.num_attention_heads}"
         )
+    for name, least in (("sliding_window", MIN_WINDOW), ("max_position_embeddings", MIN_CONTEXT)):
+        if getattr(text, name) < least:
+            raise ValueError(f"{who}: {name} {getattr(text, name)} is not supported, it must be at least {least}")
     for kind in dict.fromkeys(text.layer_types):
         if (rope := text.rope_parameters[kind]["rope_type"]) not in ("default", "proportional"):
             raise ValueError(f"{who}: rope_type {rope!r} of {kind} is not supported (supported: default, proportional)")

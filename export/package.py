@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,12 @@ from .quant import RECIPES, TensorError
 from .trace import max_rows, trace
 from .weights import Weights, open_drafter, open_target
 
-ENTRIES = (contract.MANIFEST_NAME, "onnx", embeddings.FOLDER, "tokenizer.json", "chat_template.jinja")
+OURS = re.compile(  # paths that an export writes, so that --force deletes nothing else
+    r"manifest\.json(\.tmp)?|tokenizer\.json|chat_template\.jinja|embeddings/\w+(\.scales)?\.bin|onnx/\w+\.onnx(\.data)?"
+)
 TOOLS = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "tokenizers", "safetensors")
 DEFAULT_DRAFT_TOKENS, DEFAULT_SCHEDULE = 6, "constant"  # the official assistants' generation_config
+SCHEDULES = ("constant", "heuristic")
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ def export_package(
     recipe, errors = RECIPES[recipe_name], []
     target, drafter = open_target(target_source), open_drafter(drafter_source)
     check_pair(target.config, drafter.config)
+    tokens, sampling, drafting = tokens_spec(target), _sampling(target), drafting_defaults(drafter)
     remarks = _remarks(target, drafter)
     prepare_folder(out, force)
     graphs, placements = {}, {}
@@ -55,16 +60,16 @@ def export_package(
     head = embeddings.write_centroid_head(drafter, out, recipe, errors) if has_centroids else None
     _write_text_files(target, out)
     files = _file_specs(out)
-    quality = summarize(errors, recipe_name)
+    quality = summarize(errors, recipe_name, (target, drafter))
     manifest = Manifest(
         schema_version=contract.SCHEMA_VERSION,
         name=name,
         target=_target_spec(target, token_table, per_layer_table),
-        drafter=_drafter_spec(drafter, head),
+        drafter=_drafter_spec(drafter, head, *drafting),
         kv=_kv_spec(target.config),
         graphs=graphs,
-        tokens=_tokens(target),
-        sampling=_sampling(target),
+        tokens=tokens,
+        sampling=sampling,
         quantization=quality,
         memory=_memory(target.config, files),
         checkpoints={"target": _checkpoint_spec(target), "drafter": _checkpoint_spec(drafter)},
@@ -77,14 +82,16 @@ def export_package(
 
 def prepare_folder(out: Path, force: bool) -> None:
     """An empty bundle folder; an existing bundle is replaced only if forced, other folders never."""
-    if out.is_dir() and any(out.iterdir()):
-        if foreign := sorted(path.name for path in out.iterdir() if path.name not in ENTRIES):
-            raise ValueError(f"{out}: holds {foreign[0]!r}, which is no part of a bundle; choose another --out")
-        if not force:
-            raise ValueError(f"{out}: exists; choose another --out or replace it with --force")
-        (out / contract.MANIFEST_NAME).unlink(missing_ok=True)  # first, so that no half-deleted bundle loads
-        shutil.rmtree(out)
     try:
+        if out.is_dir() and any(out.iterdir()):
+            files = sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if not path.is_dir())
+            if foreign := [name for name in files if not OURS.fullmatch(name)]:
+                raise ValueError(f"{out}: holds {foreign[0]!r}, which is no part of a bundle; choose another --out")
+            if not force:
+                raise ValueError(f"{out}: exists; choose another --out or replace it with --force")
+            (out / contract.MANIFEST_NAME).unlink(missing_ok=True)  # first, so that no half-deleted bundle loads
+            for path in list(out.iterdir()):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         for folder in ("onnx", embeddings.FOLDER):
             (out / folder).mkdir(parents=True)
     except OSError as error:
@@ -98,9 +105,9 @@ def write_manifest(out: Path, manifest: Manifest) -> None:
     os.replace(temporary, out / contract.MANIFEST_NAME)
 
 
-def summarize(errors: list[TensorError], recipe_name: str) -> contract.QuantSpecSummary:
-    """Share of the checkpoint's bytes that was quantized, and the tensor that suffered most."""
-    total = sum(error.size_bytes for error in errors)
+def summarize(errors: list[TensorError], recipe_name: str, pair: tuple[Weights, Weights]) -> contract.QuantSpecSummary:
+    """Share of the pair's checkpoint bytes that was quantized, and the tensor that suffered most."""
+    total = sum(place.size_bytes for weights in pair for place in weights.checkpoint.tensors.values())
     quantized = sum(error.size_bytes for error in errors if error.bits < 32)
     worst = max(errors, key=lambda error: error.relative)
     return contract.QuantSpecSummary(
@@ -119,7 +126,7 @@ def _remarks(target: Weights, drafter: Weights) -> tuple[str, ...]:
         for who, weights in (("target", target), ("drafter", drafter))
         for reason, keys in weights.checkpoint.dropped.items()
     ]
-    if not check_token_maps(target.checkpoint.folder, drafter.checkpoint.folder):
+    if not check_token_maps(target.checkpoint.folder, drafter.checkpoint.folder, target.config.vocab_size):
         remarks.append("drafter has no tokenizer.json: token maps not compared")
     if generation_config(drafter.checkpoint.folder, drafter.checkpoint.config).num_assistant_tokens is None:
         remarks.append(f"drafter names no num_assistant_tokens: {DEFAULT_DRAFT_TOKENS}, {DEFAULT_SCHEDULE}")
@@ -161,16 +168,32 @@ def _target_spec(
     )
 
 
-def _drafter_spec(drafter: Weights, head: contract.CentroidHeadSpec | None) -> contract.DrafterSpec:
-    config = drafter.config
+def drafting_defaults(drafter: Weights) -> tuple[int, str]:
+    """num_assistant_tokens and its schedule of the drafter's generation_config; what it leaves out is the official one."""
     generation = generation_config(drafter.checkpoint.folder, drafter.checkpoint.config)
+    count, schedule = generation.num_assistant_tokens, generation.num_assistant_tokens_schedule or DEFAULT_SCHEDULE
+    count = DEFAULT_DRAFT_TOKENS if count is None else count
+    if type(count) is not int or count < 1:
+        raise ValueError(f"{drafter.checkpoint.folder}: num_assistant_tokens {count!r} must be at least 1")
+    if schedule not in SCHEDULES:
+        raise ValueError(
+            f"{drafter.checkpoint.folder}: num_assistant_tokens_schedule {schedule!r} is not supported "
+            f"(supported: {', '.join(SCHEDULES)})"
+        )
+    return count, schedule
+
+
+def _drafter_spec(
+    drafter: Weights, head: contract.CentroidHeadSpec | None, num_draft_tokens: int, schedule: str
+) -> contract.DrafterSpec:
+    config = drafter.config
     return contract.DrafterSpec(
         hidden_size=config.hidden_size,
         query_heads=config.query_heads,
         layer_types=tuple(layer.type for layer in config.layers),
         inv_freq=config.inv_freq,
-        num_draft_tokens=generation.num_assistant_tokens or DEFAULT_DRAFT_TOKENS,
-        schedule=generation.num_assistant_tokens_schedule or DEFAULT_SCHEDULE,
+        num_draft_tokens=num_draft_tokens,
+        schedule=schedule,
         position_offset=-1,  # Transformers: the last token's position, SinglePositionMultiTokenCandidateGenerator
         centroid_head=head,
     )
@@ -183,15 +206,20 @@ def _kv_spec(config: TargetConfig) -> contract.KVSpec:
     return contract.KVSpec(config.window, tuple(layers), config.donors)
 
 
-def _tokens(target: Weights) -> contract.TokensSpec:
+def tokens_spec(target: Weights) -> contract.TokensSpec:
+    """Ids of the generation_config; what it leaves out is the config's."""
     generation = generation_config(target.checkpoint.folder, target.checkpoint.config)
     text = target.checkpoint.config.get_text_config()
     eos = generation.eos_token_id if generation.eos_token_id is not None else text.eos_token_id
     bos = generation.bos_token_id if generation.bos_token_id is not None else text.bos_token_id
     pad = generation.pad_token_id if generation.pad_token_id is not None else text.pad_token_id
     for name, value in (("eos_token_id", eos), ("bos_token_id", bos), ("pad_token_id", pad)):
-        if value is None:
-            raise ValueError(f"{target.checkpoint.folder}: neither generation_config.json nor config.json has {name}")
+        ids, limit = value if isinstance(value, list) else [value], target.config.vocab_size
+        if not ids or any(type(i) is not int or not 0 <= i < limit for i in ids):
+            raise ValueError(
+                f"{target.checkpoint.folder}: {name} is {value!r}, generation_config.json or config.json must name "
+                f"token ids from 0 to {limit - 1}"
+            )
     return contract.TokensSpec(bos=bos, pad=pad, eos=tuple(eos) if isinstance(eos, list) else (eos,))
 
 
