@@ -10,8 +10,13 @@ from . import manifest as contract
 from .speculative import MAX_DRAFT_TOKENS
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:
+        raise ValueError(f"{message}; see {self.prog} --help")
+
+
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="python -m runtime_py", description="Run a bundle written by python -m export")
+    top = _Parser(prog="python -m runtime_py", description="Run a bundle written by python -m export")
     commands = top.add_subparsers(dest="command", required=True)
     generate = commands.add_parser("generate", help="continue a prompt or answer a message, greedily")
     generate.add_argument("bundle", type=Path)
@@ -32,24 +37,28 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str]) -> int:
-    options = parser().parse_args(arguments)
     try:
-        return {"generate": _generate, "info": _info}[options.command](options)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        options = parser().parse_args(arguments)
+        {"generate": _generate, "info": _info}[options.command](options)
+        sys.stdout.flush()
+        return 0
     except BrokenPipeError:  # the reader of stdout has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
 
 
-def _generate(options: argparse.Namespace) -> int:
+def _generate(options: argparse.Namespace) -> None:
     from .session import generate_text, load
 
     if options.draft_tokens is not None and not 0 <= options.draft_tokens <= MAX_DRAFT_TOKENS:
-        raise ValueError(f"--draft-tokens {options.draft_tokens} is outside 0..{MAX_DRAFT_TOKENS}")
+        raise ValueError(
+            f"--draft-tokens {options.draft_tokens} is outside 0..{MAX_DRAFT_TOKENS}; 0 decodes without drafts"
+        )
     if options.threads < 1:
         raise ValueError(f"--threads {options.threads} must be at least 1")
     pair = load(options.bundle, threads=options.threads, draft_tokens=options.draft_tokens, schedule=options.schedule)
@@ -66,12 +75,11 @@ def _generate(options: argparse.Namespace) -> int:
     else:
         print()
         print(_summary(result), file=sys.stderr)
-    return 0
 
 
 def _chat_ids(pair, message: str) -> list[int]:
     if not message:
-        raise ValueError("the message is empty")
+        raise ValueError("the message is empty; give at least one character")
     return pair.text.encode_chat([{"role": "user", "content": message}])
 
 
@@ -79,7 +87,7 @@ def _parse_ids(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"--prompt-ids {text!r} is no list of integers like 2,10,20") from None
+        raise ValueError(f"--prompt-ids {text!r} is no list of token ids; write integers like 2,10,20") from None
 
 
 def _summary(result: dict) -> str:
@@ -97,7 +105,7 @@ def _summary(result: dict) -> str:
     )
 
 
-def _info(options: argparse.Namespace) -> int:
+def _info(options: argparse.Namespace) -> None:
     manifest = contract.load(options.bundle)
     contract.check_sizes(options.bundle, manifest, manifest.files)
     target, drafter, kv, quality, memory = (
@@ -137,7 +145,6 @@ def _info(options: argparse.Namespace) -> int:
     width = max(map(len, lines))
     for name, line in lines.items():
         print(f"{name:{width}}  {line}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -258,7 +258,10 @@ def check_hashes(bundle: Path, manifest: Manifest, names: typing.Iterable[str]) 
 
 def graph_files(manifest: Manifest, graph: str, backend: str) -> tuple[str, ...]:
     """The files of one graph: the model and, where it has one, its external data."""
-    model = manifest.graphs[graph].files[backend]
+    files = manifest.graphs[graph].files
+    if backend not in files:
+        raise ValueError(f"the bundle has {graph} for {', '.join(files) or 'no backend'}, not for {backend}; export it")
+    model = files[backend]
     return tuple(name for name in manifest.files if name == model or name == f"{model}.data")
 
 
@@ -309,6 +312,7 @@ def _validate(manifest: Manifest) -> None:
     for name in manifest.files:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"files: {name!r} leads out of the bundle")
+    _require_file(manifest, "tokenizer.json", "text")
     for graph, spec in manifest.graphs.items():
         for path in spec.files.values():
             _require_file(manifest, path, f"graphs.{graph}.files")
@@ -396,6 +400,8 @@ def _validate_numbers(manifest: Manifest) -> None:
     for where, value in positive.items():
         if value < 1:
             raise ValueError(f"{where}: must be at least 1, got {value}")
+    if target.max_rows > manifest.kv.window:
+        raise ValueError(f"target.max_rows: {target.max_rows} rows do not fit into the window of {manifest.kv.window}")
     for table in (target.token_table, target.per_layer_table):
         if table.data.shape[0] != target.vocab_size:
             raise ValueError(f"target: a table has {table.data.shape[0]} rows, vocab_size is {target.vocab_size}")

@@ -94,16 +94,18 @@ def generate(
 
 def _check_request(target: Target, cache: KVCache, ids: list[int], max_new_tokens: int) -> None:
     if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens is {max_new_tokens}, must be at least 1")
+        raise ValueError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
     if len(ids) <= cache.length:
-        raise ValueError("the prompt is empty")
+        raise ValueError(f"no token to run: the cache holds all {len(ids)} of the prompt; add at least one")
     if len(ids) > cache.max_context_tokens:
         raise ValueError(
             f"the prompt has {len(ids)} tokens, the context holds {cache.max_context_tokens}; shorten the prompt"
         )
     for token in ids[cache.length :]:
         if not 0 <= token < target.spec.vocab_size:
-            raise ValueError(f"token id {token} is outside 0..{target.spec.vocab_size - 1}")
+            raise ValueError(
+                f"token id {token} is outside 0..{target.spec.vocab_size - 1}; use the bundle's own tokenizer"
+            )
 
 
 def accept(drafts: list[int], own: list[int], eos: tuple[int, ...]) -> tuple[list[int], int]:

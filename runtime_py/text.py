@@ -2,42 +2,45 @@
 
 import datetime
 import json
+import re
 from pathlib import Path
 
 import jinja2
 import jinja2.sandbox
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from .manifest import Manifest, TokensSpec, check_sizes
 
 TEMPLATE = "chat_template.jinja"
+_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 class Text:
     """A bundle's tokenizer and chat template."""
 
     def __init__(self, bundle: Path, manifest: Manifest):
-        check_sizes(bundle, manifest, ["tokenizer.json"])
         self.tokens: TokensSpec = manifest.tokens
         self._template = bundle / TEMPLATE if TEMPLATE in manifest.files else None
+        check_sizes(bundle, manifest, ["tokenizer.json", *([TEMPLATE] if self._template else [])])
         try:
             self.tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
         except Exception as error:  # tokenizers raises bare Exceptions
             raise ValueError(f"{bundle / 'tokenizer.json'}: {error}") from None
         if (size := self.tokenizer.get_vocab_size()) > manifest.target.vocab_size:
             raise ValueError(f"{bundle / 'tokenizer.json'}: {size} tokens, the model has {manifest.target.vocab_size}")
+        added = self.tokenizer.get_added_tokens_decoder()
+        self._special = {token for token, entry in added.items() if entry.special}
 
     def encode_prompt(self, prompt: str) -> list[int]:
         """Ids of a raw prompt with exactly one bos, whether the text begins with one or not."""
         if not prompt:
-            raise ValueError("the prompt is empty")
-        ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids
+            raise ValueError("the prompt is empty; give at least one character")
+        ids = self._encode(prompt)
         return ids if ids[:1] == [self.tokens.bos] else [self.tokens.bos, *ids]
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         """Ids of a conversation that the model is to answer; the template emits bos."""
-        return self.tokenizer.encode(self.render_chat(messages), add_special_tokens=False).ids
+        return self._encode(self.render_chat(messages))
 
     def render_chat(self, messages: list[dict[str, str]]) -> str:
         """messages: {"role", "content"} each. The environment is that of Transformers' apply_chat_template."""
@@ -55,39 +58,53 @@ class Text:
         try:
             template = environment.from_string(self._template.read_text(encoding="utf-8"))
             return template.render(messages=messages, add_generation_prompt=True, **special)
-        except jinja2.TemplateError as error:
-            raise ValueError(f"{self._template}: {error}") from None
+        except Exception as error:  # a template is a program, it may raise anything
+            raise ValueError(f"{self._template}: {' '.join(str(error).split())}") from None
+
+    def _encode(self, text: str) -> list[int]:
+        try:
+            text.encode("utf-8")  # tokenizers raises a TypeError without a reason
+        except UnicodeEncodeError as error:
+            raise ValueError(f"character {error.start} of the text is no Unicode character; give UTF-8 text") from None
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def is_final(self, token: int) -> bool:
+        """Whether ids after this one leave the text up to it as it is. Consecutive byte tokens are decoded together, across
+        tokens that decoding skips."""
+        piece = self.tokenizer.id_to_token(token)
+        return piece is not None and token not in self._special and not _BYTE_TOKEN.fullmatch(piece)
 
 
 _SPECIAL_TOKENS = {"bos_token": "bos", "pad_token": "pad"}
 
 
 class TextStream:
-    """Ids in, whole characters out: a UTF-8 sequence split over tokens is held back until it is complete."""
+    """Ids in, final text out: a run of byte tokens is held back until it ends, so that a UTF-8 sequence split over tokens
+    comes whole and the pieces make up exactly what the ids decode to."""
 
     def __init__(self, text: Text):
-        self._text, self._stream = text, DecodeStream(skip_special_tokens=True)
-        self._ids: list[int] = []
-        self._shown = ""
+        self._text = text
+        self._held: list[int] = []
 
     def push(self, ids: tuple[int, ...]) -> str:
         """The text that these ids complete, maybe none."""
-        parts = [self._stream.step(self._text.tokenizer, token) or "" for token in ids]
-        self._ids += ids
-        self._shown += "".join(parts)
-        return "".join(parts)
+        self._held += ids
+        final = max((i + 1 for i, token in enumerate(self._held) if self._text.is_final(token)), default=0)
+        done, self._held = self._held[:final], self._held[final:]
+        return self._text.decode(done)
 
     def flush(self) -> str:
-        """What a last incomplete sequence decodes to."""
-        return self._text.decode(self._ids)[len(self._shown) :]
+        """What is held back, as it decodes; an incomplete sequence gives replacement characters."""
+        done, self._held = self._held, []
+        return self._text.decode(done)
 
 
-def _tojson(value: object, ensure_ascii: bool = False, indent: int | None = None) -> str:
+def _tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
     """json.dumps: jinja's own filter escapes HTML characters"""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:

@@ -1,0 +1,234 @@
+"""Text at the edge: streamed pieces make up what the ids decode to, a prompt gets exactly one bos, chats render as in
+Transformers, and Gemma's own vocabulary gives the ids that another implementation gives."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime_py.manifest import FileSpec, TokensSpec
+from runtime_py.text import TEMPLATE, Text, TextStream
+
+from .pairs import write_tokenizer
+
+VOCAB, BYTES, PIECES = 300, 4, 260  # ids of the made-up tokenizer: 4 special tokens, 256 bytes, then pieces
+TOKENS = TokensSpec(bos=2, pad=0, eos=(1,))
+GEMMA = Path(__file__).parent.parent.parent / "shared/data/gemma4"
+needs_gemma = pytest.mark.skipif(not GEMMA.is_dir(), reason=f"{GEMMA}: Gemma's tokenizer data is not here")
+
+
+def text_of(folder: Path, vocab: int = VOCAB) -> Text:
+    sizes = {path.name: FileSpec("", path.stat().st_size) for path in folder.iterdir()}
+    return Text(folder, SimpleNamespace(tokens=TOKENS, files=sizes, target=SimpleNamespace(vocab_size=vocab)))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Text:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder, VOCAB)
+    return text_of(folder)
+
+
+@pytest.fixture(scope="module")
+def gemma() -> Text:
+    return text_of(GEMMA, 262144)
+
+
+def chat_text(folder: Path, template: str) -> Text:
+    write_tokenizer(folder, VOCAB)
+    (folder / TEMPLATE).write_text(template, encoding="utf-8")
+    return text_of(folder)
+
+
+def stream(text: Text, bursts: list[list[int]]) -> list[str]:
+    pieces = TextStream(text)
+    return [*(pieces.push(tuple(ids)) for ids in bursts), pieces.flush()]
+
+
+def utf8(characters: str | bytes) -> list[int]:
+    return [BYTES + byte for byte in (characters.encode() if isinstance(characters, str) else characters)]
+
+
+@pytest.mark.parametrize("burst", [1, 2, 3, 8])
+@pytest.mark.parametrize(
+    "characters",
+    ["é", "€", "🙂", "🇩🇪", "👩‍👩‍👧", "e\u0301", "नि", "a🙂b"],
+    ids=["2 bytes", "3 bytes", "4 bytes", "flag", "joined emoji", "combining", "vowel sign", "mixed"],
+)
+def test_character_split_over_tokens_comes_whole(text, characters, burst):
+    ids = [PIECES, *utf8(characters), PIECES + 1]
+    pieces = stream(text, [ids[i : i + burst] for i in range(0, len(ids), burst)])
+    assert "".join(pieces) == f" piece0{characters} piece1"
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_incomplete_character_at_the_end_is_flushed_as_decoded(text, cut):
+    ids = [PIECES, *utf8("🙂")[:cut]]
+    pieces = stream(text, [[token] for token in ids])
+    assert pieces == [" piece0", *[""] * cut, "\ufffd" * cut]
+    assert "".join(pieces) == text.decode(ids)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        utf8(b"\xff"),
+        utf8(b"\x80\x80"),
+        [*utf8(b"\xe2\x82"), PIECES],  # cut by a piece
+        [*utf8("€"), *utf8(b"\x80"), PIECES],  # a whole character that its run makes invalid
+        [*utf8(b"\xe2\x82"), 0, *utf8(b"\xac"), PIECES],  # decoding skips the special token inside
+        [PIECES, *utf8(b"\xc3\x28"), *utf8("é")],
+        [1, 2, 0, 3],
+        [],
+    ],
+)
+def test_invalid_bytes_and_special_tokens_stream_as_they_decode(text, ids):
+    assert "".join(stream(text, [[token] for token in ids])) == text.decode(ids)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    bursts=st.lists(
+        st.lists(
+            st.one_of(st.integers(BYTES, PIECES - 1), st.integers(PIECES, VOCAB + 5), st.integers(0, 3)),
+            min_size=1,
+            max_size=8,
+        ),
+        max_size=12,
+    )
+)
+def test_streamed_pieces_make_up_the_decoded_text(text, bursts):
+    assert "".join(stream(text, bursts)) == text.decode([token for ids in bursts for token in ids])
+
+
+@needs_gemma
+@settings(max_examples=100, deadline=None)
+@given(ids=st.lists(st.integers(0, 262143) | st.integers(238, 493), max_size=40), burst=st.integers(1, 8))
+def test_streamed_pieces_make_up_the_decoded_text_of_gemma(gemma, ids, burst):
+    assert "".join(stream(gemma, [ids[i : i + burst] for i in range(0, len(ids), burst)])) == gemma.decode(ids)
+
+
+@pytest.mark.parametrize("prompt", ["abc", "<bos>abc", "<bos>", "\n🙂"])
+def test_raw_prompt_has_exactly_one_bos(text, prompt):
+    ids = text.encode_prompt(prompt)
+    assert ids[0] == TOKENS.bos
+    assert ids.count(TOKENS.bos) == 1
+    assert text.decode(ids) == prompt.removeprefix("<bos>")
+
+
+@pytest.mark.parametrize("prompt", ["", "a\udcff"])
+def test_prompt_that_is_no_text_is_refused(text, prompt):
+    with pytest.raises(ValueError, match=r"prompt is empty|character 1 of the text"):
+        text.encode_prompt(prompt)
+
+
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "  <b>Où</b> est-ce ? \n"},
+    {"role": "assistant", "content": "Là-bas 🙂"},
+    {"role": "user", "content": "Merci & \"adieu\" 'Z'"},
+]
+TEMPLATES = {
+    "turns": "{{ bos_token }}{% for m in messages %}<{{ m['role'] }}>{{ m.content | trim }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<model>{% endif %}",
+    "block whitespace": "{% for m in messages %}\n    {% if loop.first %}\nfirst\n    {% endif %}\n{{ m.role }}\n{% endfor %}",
+    "loop controls": "{% for m in messages %}{% if loop.index0 == 1 %}{% continue %}{% endif %}"
+    "{% if loop.index0 == 3 %}{% break %}{% endif %}{{ m.role }},{% endfor %}",
+    "tojson": "{{ messages | tojson }}{{ messages[1] | tojson(indent=2) }}"
+    "{{ messages[1] | tojson(sort_keys=true, separators=(',', ':'), ensure_ascii=true) }}",
+    "strftime_now": "{{ strftime_now('%Y-%m-%d') }}",
+    "macro and namespace": "{% macro tag(x) %}<{{ x }}>{% endmacro %}{% set ns = namespace(n=0) %}"
+    "{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ tag(ns.n) }}{{ pad_token }}",
+}
+
+
+def hf_render(folder: Path, template: str, messages: list[dict]) -> str:
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
+    )
+    return tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+@pytest.mark.parametrize("messages", [MESSAGES, MESSAGES[1:2]], ids=["conversation", "message"])
+def test_chat_renders_as_in_transformers(tmp_path, template, messages):
+    if "messages[1]" in template and len(messages) < 2:
+        template = template.replace("messages[1]", "messages[0]")
+    ours = chat_text(tmp_path, template)
+    assert ours.render_chat(messages) == hf_render(tmp_path, template, messages)
+
+
+@needs_gemma
+@pytest.mark.parametrize("messages", [MESSAGES, MESSAGES[1:], MESSAGES[1:2]], ids=["system", "two turns", "message"])
+def test_gemma_chat_renders_as_in_transformers(gemma, messages):
+    expected = hf_render(GEMMA, (GEMMA / TEMPLATE).read_text(encoding="utf-8"), messages)
+    assert gemma.render_chat(messages) == expected
+    ids = gemma.encode_chat(messages)
+    assert (ids[0], ids.count(TOKENS.bos)) == (TOKENS.bos, 1)
+    assert ids.count(105) == expected.count("<|turn>")
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ raise_exception('roles must\nalternate') }}", "roles must alternate"),
+        ("{% for %}", "Expected an expression"),
+        ("{{ messages[0].content.nothing.deeper }}", "has no attribute 'nothing'"),
+        ("{{ messages.append(1) }}", "attribute 'append' of 'list' object is unsafe"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages | nofilter }}", "No filter named 'nofilter'"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ messages[0].content + 1 }}", "can only concatenate str"),
+    ],
+)
+def test_bad_template_is_an_error_of_one_line(tmp_path, template, message):
+    with pytest.raises(ValueError, match=message) as error:
+        chat_text(tmp_path, template).render_chat(MESSAGES[:1])
+    assert "\n" not in str(error.value)
+    assert TEMPLATE in str(error.value)
+
+
+def test_bundle_without_a_template_refuses_a_chat(text):
+    with pytest.raises(ValueError, match=r"has no chat template; use a raw prompt"):
+        text.encode_chat(MESSAGES)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", TEMPLATE])
+def test_missing_or_cut_text_file_is_refused(tmp_path, name):
+    ours = chat_text(tmp_path, TEMPLATES["turns"])
+    files = {path.name: FileSpec("", path.stat().st_size) for path in tmp_path.iterdir()}
+    manifest = SimpleNamespace(tokens=ours.tokens, files=files, target=SimpleNamespace(vocab_size=VOCAB))
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-1])
+    with pytest.raises(ValueError, match=rf"{name}: has \d+ bytes, the manifest says {files[name].size_bytes}"):
+        Text(tmp_path, manifest)
+    (tmp_path / name).unlink()
+    with pytest.raises(ValueError, match=f"{name}: file is missing"):
+        Text(tmp_path, manifest)
+
+
+@pytest.mark.parametrize(
+    ("content", "vocab", "message"),
+    [(b"{}", VOCAB, "tokenizer.json"), (None, VOCAB - 1, "300 tokens, the model has 299")],
+)
+def test_unfit_tokenizer_is_refused(tmp_path, content, vocab, message):
+    write_tokenizer(tmp_path, VOCAB)
+    if content:
+        (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        text_of(tmp_path, vocab)
+
+
+@needs_gemma
+def test_gemma_vocabulary_gives_the_ids_of_another_implementation(gemma):
+    cases = json.loads((GEMMA / "tokenization_cases.json").read_text(encoding="utf-8"))
+    assert len(cases) == 46
+    for case in cases:
+        if case["text"]:
+            assert gemma.encode_prompt(case["text"]) == [TOKENS.bos, *case["ids"]], case["text"]
+            assert gemma.decode(case["ids"]) == case["text"]
