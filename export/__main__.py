@@ -13,10 +13,13 @@ SOURCES = {  # name -> target, drafter
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:
+        raise ValueError(f"{message}; see {self.prog} --help")
+
+
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
-        prog="python -m export", description="Gemma 4 and its MTP drafter -> quantized graphs for CPUs"
-    )
+    top = _Parser(prog="python -m export", description="Gemma 4 and its MTP drafter -> quantized graphs for CPUs")
     commands = top.add_subparsers(dest="command", required=True, metavar="{tiny,e2b,e4b,check}")
     for name, (target, drafter) in SOURCES.items():
         sub = commands.add_parser(name, help=f"export {name}", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -39,16 +42,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str]) -> int:
-    options = parser().parse_args(arguments)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
+        options = parser().parse_args(arguments)
         if options.command == "check":
             from .check import check_bundle
 
             check_bundle(options.bundle)
         else:
             _export(options)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -50,7 +50,7 @@ def export_package(
     graphs, placements = {}, {}
     limit = target.config.max_context_tokens
     for graph, weights in tqdm(
-        ((SelfDecoder, target), (CrossDecoder, target), (Drafter, drafter)), desc="graphs", unit="graph"
+        ((SelfDecoder, target), (CrossDecoder, target), (Drafter, drafter)), desc="graphs", unit="graph", disable=None
     ):
         module, program = trace(graph, weights.config, recipe, limit)
         placements[graph.name] = lower_onnx.write(module, program, weights, out / "onnx", errors)

@@ -1,5 +1,6 @@
 """What an export prints at its end: error per tensor, size table, the command that runs the bundle."""
 
+import shlex
 from pathlib import Path
 
 from .package import Package
@@ -21,4 +22,4 @@ def print_report(package: Package, out: Path) -> None:
     for name, spec in manifest.files.items():
         print(f"{spec.size_bytes / 1e6:10.3f}  {name}")
     print(f"{sum(spec.size_bytes for spec in manifest.files.values()) / 1e6:10.3f}  {out} in all")
-    print(f"\nrun it:\n  python -m runtime_py generate {out} --prompt 'ROMEO:' --max-new-tokens 100")
+    print(f"\nrun it:\n  python -m runtime_py generate {shlex.quote(str(out))} --prompt 'ROMEO:' --max-new-tokens 100")

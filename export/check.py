@@ -1,0 +1,143 @@
+"""Verify a bundle: hashes, graph contracts, pair rules, and row invariance measured by running it."""
+
+import itertools
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+
+from runtime_py import manifest as contract
+from runtime_py.cache import KVCache
+from runtime_py.embeddings import map_array
+from runtime_py.manifest import Manifest
+from runtime_py.models import Target
+from runtime_py.session import load
+
+CONTEXT_TOKENS, MAX_BLOCK, FOLLOWERS = 40, 8, 3  # rows before the block, most rows in it, other followers tried
+AGAIN = "export the bundle again"
+
+
+def check_bundle(bundle: Path) -> None:
+    """Print a line per thing verified; ValueError at the first that is wrong."""
+    manifest = contract.load(bundle)
+    print(f"manifest: schema {manifest.schema_version}, {manifest.name}, recipe {manifest.quantization.recipe}")
+    contract.check_hashes(bundle, manifest, manifest.files)
+    print(f"hashes: {len(manifest.files)} files are as exported")
+    for name, graph in manifest.graphs.items():
+        if "onnx" in graph.files:
+            _check_onnx(bundle, manifest, graph)
+            print(
+                f"{name}: {len(graph.inputs)} inputs and {len(graph.outputs)} outputs as in the manifest, weights in place"
+            )
+    _check_pair(manifest)
+    _check_centroid_head(bundle, manifest)
+    print("pair: graphs, tables and donors of target and drafter fit")
+    for backend in manifest.graphs["self_decoder"].files:
+        _check_run(bundle, manifest, backend)
+
+
+def _check_onnx(bundle: Path, manifest: Manifest, graph: contract.GraphSpec) -> None:
+    """Declared inputs and outputs are the manifest's; every weight lies inside the one data file."""
+    path, data = bundle / graph.files["onnx"], f"{graph.files['onnx']}.data"
+    try:
+        model = onnx.load(path, load_external_data=False).graph
+    except DecodeError as error:
+        raise ValueError(f"{path}: no ONNX model ({error}); {AGAIN}") from None
+    for values, specs in ((model.input, graph.inputs), (model.output, graph.outputs)):
+        wanted = [f"{spec.name} float{list(spec.shape)}" for spec in specs]
+        for mine, other in itertools.zip_longest(map(_declared, values), wanted):
+            if mine != other:
+                raise ValueError(f"{path}: declares {mine}, the manifest says {other}; {AGAIN}")
+    size = manifest.files[data].size_bytes if data in manifest.files else 0
+    for weight in model.initializer:
+        place = {entry.key: entry.value for entry in weight.external_data}
+        end = int(place.get("offset", 0)) + int(place.get("length", 0))
+        if place and (place["location"] != Path(data).name or end > size):
+            raise ValueError(f"{path}: {weight.name} ends at byte {end} of {place['location']}, not in {data}; {AGAIN}")
+
+
+def _declared(value: onnx.ValueInfoProto) -> str:
+    tensor = value.type.tensor_type
+    sizes = [size.dim_param or size.dim_value for size in tensor.shape.dim]
+    return f"{value.name} {onnx.TensorProto.DataType.Name(tensor.elem_type).lower()}{sizes}"
+
+
+def _check_pair(manifest: Manifest) -> None:
+    """Shapes on which the three graphs must agree for the host to join them."""
+    target, drafter, kv = manifest.target, manifest.drafter, manifest.kv
+    if strange := set(drafter.layer_types) - kv.donors.keys():
+        raise ValueError(f"drafter: layer type {strange.pop()!r} has no donor, the target has {', '.join(kv.donors)}")
+    layers = {layer.layer: layer for layer in kv.layers}
+    wanted = {
+        ("drafter", "pair"): (1, 2 * target.hidden_size),
+        ("drafter", "hidden"): (1, drafter.hidden_size),
+        ("drafter", "state"): (1, target.hidden_size),
+        ("cross_decoder", "logits"): ("R", target.vocab_size),
+        ("cross_decoder", "hidden"): ("R", target.hidden_size),
+    }
+    for kind, donor in kv.donors.items():
+        for name in (f"k_{kind}", f"v_{kind}"):
+            for graph in ("cross_decoder", "drafter"):
+                wanted[graph, name] = f"P_{kind}", layers[donor].kv_heads, layers[donor].head_dim
+    for layer in kv.layers:
+        for name in (f"past_k.{layer.layer}", f"past_v.{layer.layer}"):
+            wanted["self_decoder", name] = f"P_{layer.type}", layer.kv_heads, layer.head_dim
+    if drafter.centroid_head is None:
+        wanted["drafter", "logits"] = 1, target.vocab_size
+    for (graph, name), shape in wanted.items():
+        specs = {spec.name: spec.shape for spec in (*manifest.graphs[graph].inputs, *manifest.graphs[graph].outputs)}
+        if specs.get(name) != shape:
+            found = list(specs[name]) if name in specs else "missing"
+            raise ValueError(f"{graph}: {name} is {found}, the pair needs {list(shape)}; {AGAIN}")
+
+
+def _check_centroid_head(bundle: Path, manifest: Manifest) -> None:
+    """What manifest.load cannot see: a row for every token, and every token in just one cluster."""
+    if (head := manifest.drafter.centroid_head) is None:
+        return
+    vocab, rows = manifest.target.vocab_size, head.table.data.shape[0]
+    if rows != vocab:
+        raise ValueError(f"drafter.centroid_head.table: {rows} rows for a vocabulary of {vocab}; {AGAIN}")
+    ids = np.sort(map_array(bundle, head.token_ordering), axis=None)
+    if not np.array_equal(ids, np.arange(vocab)):
+        raise ValueError(f"{bundle / head.token_ordering.file}: no permutation of 0..{vocab - 1}; {AGAIN}")
+
+
+def _check_run(bundle: Path, manifest: Manifest, backend: str) -> None:
+    """Load the bundle and hold its row invariance against what the manifest states."""
+    pair = load(bundle, threads=os.cpu_count() or 1, backend=backend)
+    if pair.off_reason:
+        raise ValueError(f"drafter does not load: {pair.off_reason}")
+    broken = _rows_that_differ(pair.target)
+    measured = f"row 0 differs at T = {', '.join(map(str, broken))}" if broken else "row 0 has the same bits at every T"
+    stated = manifest.quantization.row_invariant
+    if stated and broken:
+        raise ValueError(
+            f"{bundle}: states row invariance, but on {backend} {measured}: drafted text may differ from plain text in "
+            "near ties; export with another recipe"
+        )
+    print(f"row invariance on {backend}: {measured} (manifest: {str(stated).lower()})")
+
+
+def _rows_that_differ(target: Target) -> list[int]:
+    """The T of 1..MAX_BLOCK at which logits or hidden of the pending token's row depend on the rows after it."""
+    random = np.random.default_rng(0)
+    largest = min(MAX_BLOCK, target.spec.max_rows, target.spec.max_context_tokens - 1)
+    cache = target.new_cache(min(target.spec.max_context_tokens, CONTEXT_TOKENS + largest))
+    ids = random.integers(0, target.spec.vocab_size, cache.max_context_tokens - largest).tolist()
+    for start in range(0, len(ids), target.spec.max_rows):
+        target.append(cache, ids[start : start + target.spec.max_rows])
+    pending, alone = ids[0], _first_row(target, cache, ids[:1])
+    broken = []
+    for rows in range(1, largest + 1):
+        followers = random.integers(0, target.spec.vocab_size, (FOLLOWERS, rows - 1)).tolist()
+        if any(_first_row(target, cache, [pending, *tokens]) != alone for tokens in followers):
+            broken.append(rows)
+    return broken
+
+
+def _first_row(target: Target, cache: KVCache, ids: list[int]) -> bytes:
+    out = target.forward(cache, ids)
+    return out.logits[0].tobytes() + out.hidden[0].tobytes()

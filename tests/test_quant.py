@@ -1,0 +1,168 @@
+"""Quantization: bounded error, scales that bfloat16 can hold, packing that a naive reader undoes, and recipes that give
+each kind of tensor its form. What an export reports is recomputed by hand."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from export.graphs import CrossDecoder, Drafter, SelfDecoder
+from export.lower_onnx import pack
+from export.quant import RECIPES, QuantSpec, dequantize, quantize
+from export.weights import open_drafter, open_target
+from runtime_py import manifest as contract
+
+from .pairs import PairShape
+
+SPECS = [QuantSpec(8, 64), QuantSpec(8, 16), QuantSpec(8, None), QuantSpec(4, 32), QuantSpec(4, 16)]
+specs = st.sampled_from(SPECS)
+
+
+@st.composite
+def matrices(draw) -> torch.Tensor:
+    """[O, I] of any small size, rows of very different magnitude, some exactly zero."""
+    rows, columns = draw(st.integers(1, 5)), draw(st.integers(1, 150))
+    torch.manual_seed(draw(st.integers(0, 1 << 30)))
+    magnitude = 10.0 ** torch.randint(-6, 7, (rows, 1))
+    return torch.randn(rows, columns) * magnitude * (torch.rand(rows, 1) > 0.1)
+
+
+def spread(scale: torch.Tensor, spec: QuantSpec, columns: int) -> torch.Tensor:
+    """The scale of each element [O, I]."""
+    return scale.repeat_interleave(spec.width(columns), 1)[:, :columns]
+
+
+@settings(max_examples=200, deadline=None)
+@given(matrices(), specs)
+def test_round_trip_is_within_half_a_step(weight, spec):
+    q, scale = quantize(weight, spec)
+    columns = weight.shape[1]
+    assert q.shape == weight.shape and scale.shape == (weight.shape[0], spec.groups(columns))
+    error = (dequantize(q, scale, spec.width(columns)) - weight).abs()
+    assert (error <= 0.501 * spread(scale, spec, columns)).all()
+
+
+@settings(max_examples=200, deadline=None)
+@given(matrices(), specs)
+def test_values_and_scales_are_in_range(weight, spec):
+    q, scale = quantize(weight, spec)
+    assert torch.equal(scale, scale.bfloat16().float()) and (scale > 0).all()
+    lowest, highest = (-127, 127) if spec.bits == 8 else (-8, 7)
+    assert q.dtype == torch.int8 and q.min() >= lowest and q.max() <= highest
+    largest = weight.abs().amax(1)
+    assert (q.abs().amax(1)[largest > 0] == (127 if spec.bits == 8 else 7)).all()  # the range is used
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 150), specs, st.integers(0, 1 << 30))
+def test_quantized_values_survive_another_round(columns, spec, seed):
+    torch.manual_seed(seed)
+    first = dequantize(*quantize(torch.randn(3, columns), spec), spec.width(columns))
+    again = dequantize(*quantize(first, spec), spec.width(columns))
+    assert torch.equal(first, again)
+
+
+def unpack(stored: torch.Tensor, bits: int, columns: int) -> list[list[int]]:
+    """MatMulNBits' B [O, blocks, bytes] -> integers, one by one: low nibble first, zero point 2^(bits - 1)."""
+    rows = []
+    for row in stored.flatten(1).tolist():
+        values = row if bits == 8 else [nibble for byte in row for nibble in (byte & 15, byte >> 4)]
+        rows.append([value - (1 << (bits - 1)) for value in values][:columns])
+    return rows
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 4), st.integers(1, 100), st.sampled_from([(8, 64), (8, 16), (4, 32), (4, 16)]), st.integers(0, 99)
+)
+def test_pack_against_a_naive_reader(rows, columns, form, seed):
+    bits, group = form
+    torch.manual_seed(seed)
+    q = torch.randint(-(1 << (bits - 1)), 1 << (bits - 1), (rows, columns), dtype=torch.int8)
+    stored = pack(q, bits, group)
+    assert stored.dtype == torch.uint8 and stored.shape == (rows, -(-columns // group), group * bits // 8)
+    assert unpack(stored, bits, columns) == q.tolist()
+    padding = unpack(stored, bits, 10**9)
+    assert all(value == 0 for row in padding for value in row[columns:])
+
+
+# Recipes.
+
+INT8, INT4 = QuantSpec(8, 64), QuantSpec(4, 32)
+KINDS = (
+    "self_decoder.layers.0.self_attn.q_proj",
+    "cross_decoder.layers.15.mlp.down_proj",
+    "self_decoder.layers.3.per_layer_model_projection",
+    "cross_decoder.lm_head",
+    "drafter.pre_projection",
+    "drafter.layers.3.self_attn.o_proj",
+    "drafter.lm_head",
+    "embeddings.token",
+    "embeddings.per_layer",
+    "embeddings.drafter_head",
+)
+TABLES = [INT8, QuantSpec(8, 256), QuantSpec(8, None)]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [("fp32", [None] * 10), ("int8", [INT8] * 7 + TABLES), ("int4", [INT4] * 3 + [INT8] * 4 + TABLES)],
+)
+def test_recipes(recipe, expected):
+    assert [RECIPES[recipe].spec(name) for name in KINDS] == expected
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_only_linears_are_quantized(pair_of, recipe):
+    folders = map(str, pair_of(PairShape()))
+    target, drafter = open_target(next(folders)), open_drafter(next(folders))
+    for graph, weights in ((SelfDecoder, target), (CrossDecoder, target), (Drafter, drafter)):
+        with torch.device("meta"):
+            module = graph(weights.config, RECIPES[recipe])
+        for buffer, _, spec in weights.state(module):
+            is_linear = buffer.endswith(("proj.weight", "projection.weight", "gate.weight", "lm_head.weight"))
+            assert (spec is not None) == (is_linear and recipe != "fp32"), buffer
+
+
+# What an export reports.
+
+
+def relative_error(weight: torch.Tensor, bits: int, group: int) -> float:
+    """Block by block, from the definition."""
+    error = 0.0
+    top = 127 if bits == 8 else 7
+    for row in weight.float():
+        for block in row.split(group):
+            scale = (block.abs().max() / top).bfloat16().double()
+            error += float(((block.double() / scale).round().clamp(-top, top) * scale - block.double()).square().sum())
+    return math.sqrt(error) / float(weight.double().norm())
+
+
+def test_reported_errors_and_share(pair_of, tmp_path):
+    from export.package import export_package
+
+    shape = PairShape(layers=4, period=2, shared=2, intermediate=80)
+    folders = pair_of(shape)
+    package = export_package("tiny", *map(str, folders), "int4", tmp_path / "bundle")
+    reported = {error.name: error for error in package.errors}
+    weights, draft = (load_file(folder / "model.safetensors") for folder in folders)
+    for name, tensor, bits, group in (
+        ("self_decoder.layers.1.mlp.down_proj.weight", weights["model.layers.1.mlp.down_proj.weight"], 4, 32),
+        ("cross_decoder.lm_head.weight", weights["model.embed_tokens.weight"], 8, 64),
+        ("drafter.layers.0.mlp.up_proj.weight", draft["model.layers.0.mlp.up_proj.weight"], 8, 64),
+        ("embeddings.per_layer", weights["model.embed_tokens_per_layer.weight"], 8, 256),
+    ):
+        assert reported[name].bits == bits
+        assert reported[name].relative == pytest.approx(relative_error(tensor, bits, group), rel=1e-4), name
+        assert reported[name].size_bytes == tensor.nbytes
+    quality = contract.load(tmp_path / "bundle").quantization
+    worst = max(package.errors, key=lambda error: error.relative)
+    assert (quality.worst_tensor, quality.worst_relative_error) == (worst.name, worst.relative)
+    tensors = [*weights.items(), *draft.items()]
+    plain = ("norm.weight", "layernorm.weight", "layer_scalar", "centroids.weight", "token_ordering")
+    total = sum(tensor.nbytes for _, tensor in tensors)
+    quantized = sum(tensor.nbytes for name, tensor in tensors if not name.endswith(plain))
+    assert quality.quantized_share == pytest.approx(quantized / total, abs=1e-12)
