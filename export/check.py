@@ -42,7 +42,7 @@ def _check_onnx(bundle: Path, manifest: Manifest, graph: contract.GraphSpec) -> 
     """Declared inputs and outputs are the manifest's; every weight lies inside the one data file."""
     path, data = bundle / graph.files["onnx"], f"{graph.files['onnx']}.data"
     try:
-        model = onnx.load(path, load_external_data=False).graph
+        model = onnx.load(path, format="protobuf", load_external_data=False).graph
     except DecodeError as error:
         raise ValueError(f"{path}: no ONNX model ({error}); {AGAIN}") from None
     for values, specs in ((model.input, graph.inputs), (model.output, graph.outputs)):
@@ -84,6 +84,8 @@ def _check_pair(manifest: Manifest) -> None:
     for layer in kv.layers:
         for name in (f"past_k.{layer.layer}", f"past_v.{layer.layer}"):
             wanted["self_decoder", name] = f"P_{layer.type}", layer.kv_heads, layer.head_dim
+    group = target.query_heads // max(1, kv.layers[0].kv_heads)
+    wanted["self_decoder", "mask_new"] = "T" if group == 1 else f"{group}*T", "T"
     if drafter.centroid_head is None:
         wanted["drafter", "logits"] = 1, target.vocab_size
     for (graph, name), shape in wanted.items():

@@ -36,6 +36,7 @@ def edit_tensors(folder: Path, edit: Callable[[dict[str, Tensor]], None]) -> Non
 
 def error_line(main: Callable[[list[str]], int], arguments: list[object], capsys: pytest.CaptureFixture) -> str:
     """The one line that a command which must fail prints on stderr; its exit code must be 2."""
+    capsys.readouterr()
     code = main([str(argument) for argument in arguments])
     lines = capsys.readouterr().err.splitlines()
     assert code == 2, lines
