@@ -133,7 +133,9 @@ def drafter_config(hf) -> DrafterConfig:
             f"drafter: num_kv_shared_layers {text.num_kv_shared_layers} != num_hidden_layers {text.num_hidden_layers}: "
             "a drafter's layers must all read the target's KV"
         )
-    if hf.use_ordered_embeddings and text.vocab_size % hf.num_centroids:
+    if missing := [kind for kind in LAYER_TYPES if kind not in text.layer_types]:
+        raise ValueError(f"drafter: layer_types {text.layer_types} have no {missing[0]}: the target has donors of both")
+    if hf.use_ordered_embeddings and (hf.num_centroids < 1 or text.vocab_size % hf.num_centroids):
         raise ValueError(f"drafter: num_centroids {hf.num_centroids} does not divide vocab_size {text.vocab_size}")
     if hf.use_ordered_embeddings and not 1 <= hf.centroid_intermediate_top_k <= hf.num_centroids:
         raise ValueError(
@@ -171,8 +173,6 @@ def check_pair(target: TargetConfig, drafter: DrafterConfig) -> None:
                 donor.head_dim,
             )
         )
-    if missing := set(target.donors) - {layer.type for layer in drafter.layers}:
-        raise ValueError(f"wrong pair: drafter has no {missing.pop()} layer, target has donors {target.donors}")
     for ours, mine, theirs, wanted in rules:
         if mine != wanted:
             raise ValueError(f"wrong pair: drafter {ours} is {mine}, target {theirs} is {wanted}")
