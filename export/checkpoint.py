@@ -7,6 +7,7 @@ multimodal checkpoints). Every tensor of the files is expected by the graphs or 
 import json
 import math
 import re
+import sys
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -92,13 +93,18 @@ def resolve(source: str) -> tuple[Path, str | None]:
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", source) or Path(source).exists():
         raise ValueError(f"checkpoint {source!r} is neither a folder nor a hub id (owner/name)")
     from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils.logging import set_verbosity_error
 
+    set_verbosity_error()  # what goes wrong for good is raised
+    if not sys.stderr.isatty():
+        disable_progress_bars()
     try:
         folder = Path(snapshot_download(source, allow_patterns=list(HUB_FILES)))
     except Exception as error:  # a connection that breaks off raises the HTTP client's own classes
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        cause = str(error.__cause__ or error).strip() or type(error).__name__
         raise ValueError(
-            f"checkpoint {source!r} cannot be downloaded ({reason}); check the id, your network and HF_TOKEN, "
+            f"checkpoint {source!r} cannot be downloaded ({cause.splitlines()[0]}); check the id, your network and HF_TOKEN, "
             "or name a local folder"
         ) from None
     return folder, folder.name

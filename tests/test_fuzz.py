@@ -1,0 +1,159 @@
+"""Damaged bundles never end in a traceback: a manifest loads or is refused by name, a truncated file is one line and
+exit code 2, and a damaged drafter means plain decoding with a warning."""
+
+import copy
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from runtime_py import manifest as contract
+from runtime_py.__main__ import main
+
+from .edits import error_line
+from .pairs import PairShape
+
+SHAPE = PairShape(layers=4, period=2, shared=2, intermediate=64)
+NUMBERS = (0, -1, 1 << 31, 1e308, 0.5, float("nan"), float("inf"), True)
+HUGE = (1 << 63, 10**400)  # beyond an index, beyond a float
+OTHERS = (None, "", "x", "../x", "/etc/passwd", "\x00", "\ud800", [], {}, [[]], {"": None}, "T", "4*T", "sliding")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("fuzz")
+
+
+@pytest.fixture(scope="module")
+def original(bundle_of) -> dict:
+    return json.loads((bundle_of(SHAPE) / "manifest.json").read_text(encoding="utf-8"))
+
+
+def places(node: object, path: tuple = ()) -> list[tuple]:
+    """Every path into a JSON value; of a list the first and the last entry."""
+    inner = node.items() if isinstance(node, dict) else list(enumerate(node)) if isinstance(node, list) else []
+    inner = inner[:1] + inner[1:][-1:] if isinstance(inner, list) else inner
+    return [path] * bool(path) + [place for key, value in inner for place in places(value, (*path, key))]
+
+
+def mutate(data: dict, place: tuple, action: str, value: object) -> None:
+    """Change what lies at `place`; a place that an earlier mutation took away is left alone."""
+    node, last = data, place[-1]
+    try:
+        for key in place[:-1]:
+            node = node[key]
+        before = node[last]
+    except (KeyError, IndexError, TypeError):
+        return
+    if action == "drop":
+        del node[last]
+    elif action == "rename" and isinstance(node, dict):
+        node[f"{last}_"] = node.pop(last)
+    elif action == "repeat" and isinstance(node, list):
+        node.append(copy.deepcopy(before))
+    elif not isinstance(node, str):
+        node[last] = value
+
+
+def assert_loads_or_is_refused(folder: Path, content: bytes) -> None:
+    (folder / "manifest.json").write_bytes(content)
+    try:
+        contract.load(folder)
+    except ValueError as error:
+        assert str(error).startswith(f"{folder / 'manifest.json'}: ") and "\n" not in str(error), error
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_mutated_manifest(folder, original, data):
+    mutated = copy.deepcopy(original)
+    every = places(original)
+    for _ in range(data.draw(st.integers(1, 3))):
+        action = data.draw(st.sampled_from(["drop", "rename", "repeat", "replace", "replace"]))
+        value = data.draw(st.sampled_from([*NUMBERS, *OTHERS]))
+        mutate(mutated, data.draw(st.sampled_from(every)), action, value)
+    assert_loads_or_is_refused(folder, json.dumps(mutated).encode("utf-8"))
+
+
+@pytest.mark.xfail(raises=OverflowError, reason="manifest.load lets OverflowError of integers above 2^63 through")
+def test_extreme_numbers(folder, original):
+    """Every number of the manifest, one at a time."""
+    for place in places(original):
+        mutated = copy.deepcopy(original)
+        before = original
+        for key in place:
+            before = before[key]
+        if type(before) in (int, float):
+            for value in (*NUMBERS, *HUGE):
+                mutate(mutated, place, "replace", value)
+                assert_loads_or_is_refused(folder, json.dumps(mutated).encode("utf-8"))
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_damaged_text(folder, original, data):
+    content = bytearray(json.dumps(original, indent=1).encode("utf-8"))
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content))) :]
+    else:
+        for _ in range(data.draw(st.integers(1, 4))):
+            content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    assert_loads_or_is_refused(folder, bytes(content))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"null", b"[]", b"1" * 5000, b"[" * 100_000, b'{"schema_version": 1}', b"\xff\xfe"]
+)
+def test_no_manifest_at_all(folder, content):
+    (folder / "manifest.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"manifest\.json: [^\n]*$"):
+        contract.load(folder)
+
+
+# Truncated files through the command line.
+
+ASK = ["--prompt-ids", "2,40,41", "--max-new-tokens", "4", "--threads", "1"]
+
+
+@pytest.fixture(scope="module")
+def bundle(bundle_of, tmp_path_factory) -> Path:
+    return Path(shutil.copytree(bundle_of(SHAPE), tmp_path_factory.mktemp("truncated") / "bundle"))
+
+
+@pytest.fixture(scope="module")
+def sizes(bundle) -> list[tuple[str, int]]:
+    return [(name, spec.size_bytes) for name, spec in contract.load(bundle).files.items()]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.999])
+def test_truncated_files(bundle, sizes, share, capsys):
+    for name, size in sizes:
+        path, whole = bundle / name, (bundle / name).read_bytes()
+        path.write_bytes(whole[: int(size * share)])
+        if "drafter" in name:
+            assert main(["generate", str(bundle), *ASK]) == 0
+            first = capsys.readouterr().err.splitlines()[0]
+            assert first.startswith("warning: drafting is off: ") and str(path) in first, first
+        else:
+            assert str(path) in error_line(main, ["generate", bundle, *ASK], capsys)
+        assert str(path) in error_line(main, ["info", bundle], capsys)
+        path.write_bytes(whole)
+    assert main(["generate", str(bundle), *ASK]) == 0
+    assert "warning" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("position", [0.0, 0.01, 0.5, 0.99])
+def test_flipped_bytes_of_the_drafter(bundle, sizes, position, capsys):
+    """The size is right, only the hash tells."""
+    for name, size in sizes:
+        if "drafter" in name:
+            path, whole = bundle / name, (bundle / name).read_bytes()
+            damaged = bytearray(whole)
+            damaged[int(size * position)] ^= 0x40
+            path.write_bytes(damaged)
+            assert main(["generate", str(bundle), *ASK]) == 0
+            assert "warning: drafting is off" in capsys.readouterr().err
+            path.write_bytes(whole)
