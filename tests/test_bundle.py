@@ -136,14 +136,15 @@ def test_an_export_that_replaces_a_bundle_and_fails_leaves_nothing_that_loads(pa
     assert_refused(bundle, capsys)
 
 
-def test_a_full_disk_is_one_line(pair_of, tmp_path):
+def test_a_full_disk_is_one_line(pair_of, tmp_path, capsys):
     """No file may grow past 100 kB."""
-    command = [sys.executable, "-m", "export", *export_arguments(pair_of(SHAPE), tmp_path / "bundle")]
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # noqa: E731
-    result = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit)
-    assert result.returncode == 2
-    assert len(result.stderr.splitlines()) == 1 and result.stderr.startswith("error: "), result.stderr
-    assert "File too large" in result.stderr and not (tmp_path / "bundle/manifest.json").exists()
+    arguments, limits = export_arguments(pair_of(SHAPE), tmp_path / "bundle"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        line = error_line(export_main, arguments, capsys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "File too large" in line and not (tmp_path / "bundle/manifest.json").exists()
 
 
 def test_an_existing_bundle_is_replaced_only_by_force(pair_of, bundle, capsys):

@@ -17,7 +17,7 @@ from .edits import error_line
 from .pairs import PairShape
 
 SHAPE = PairShape(layers=4, period=2, shared=2, intermediate=64)
-NUMBERS = (0, -1, 1 << 31, 1e308, 0.5, float("nan"), float("inf"), True)
+NUMBERS = (0, -1, 1 << 20, 1e308, 0.5, float("nan"), float("inf"), True)
 HUGE = (1 << 63, 10**400)  # beyond an index, beyond a float
 OTHERS = (None, "", "x", "../x", "/etc/passwd", "\x00", "\ud800", [], {}, [[]], {"": None}, "T", "4*T", "sliding")
 
