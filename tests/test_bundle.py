@@ -281,6 +281,7 @@ def test_check_measures_row_invariance(bundle, stated, monkeypatch, capsys):
 
 def test_weights_past_4_gib(pair_of, bundle_of, tmp_path, monkeypatch):
     """The same weights behind a hole of 4 GiB: graph and shared token table give the same numbers."""
+    ordinary = bundle_of(SHAPE)
     hole, place = (4 << 30) + lower_onnx.PAGE_BYTES, lower_onnx._place
 
     def place_behind_hole(model, data):
@@ -302,7 +303,6 @@ def test_weights_past_4_gib(pair_of, bundle_of, tmp_path, monkeypatch):
     data = tmp_path / "onnx/cross_decoder.onnx.data"
     assert data.stat().st_size > 4 << 30 > data.stat().st_blocks * 512
 
-    ordinary = bundle_of(SHAPE)
     manifest = contract.load(ordinary)
     spec = manifest.graphs["cross_decoder"]
     sizes = {"T": 3, "4*T": 12, "R": 2, "4*R": 8, "P_sliding": 5, "P_full": 7}
