@@ -223,7 +223,7 @@ def load(bundle: Path) -> Manifest:
             )
         manifest = _decode(Manifest, data, "")
         _validate(manifest)
-    except (ValueError, RecursionError) as error:  # json and unicode errors are ValueErrors
+    except (ValueError, OverflowError, RecursionError) as error:  # json and unicode errors are ValueErrors
         raise ValueError(f"{path}: {error}") from None
     return manifest
 
@@ -374,8 +374,9 @@ def _validate_table(table: TableSpec, columns: int, where: str) -> None:
 
 def _validate_kv(manifest: Manifest) -> None:
     layers = {entry.layer: entry for entry in manifest.kv.layers}
-    if sorted(layers) != list(range(manifest.target.num_own_kv_layers)) or len(layers) != len(manifest.kv.layers):
-        raise ValueError(f"kv.layers: expected layers 0..{manifest.target.num_own_kv_layers - 1}, got {sorted(layers)}")
+    indices, own = [entry.layer for entry in manifest.kv.layers], manifest.target.num_own_kv_layers
+    if indices != list(range(len(indices))) or len(indices) != own:
+        raise ValueError(f"kv.layers: expected layers 0..{own - 1} in order, got {indices}")
     for kind in (SLIDING, FULL):
         donor = layers.get(manifest.kv.donors.get(kind, -1))
         if donor is None or donor.type != kind:

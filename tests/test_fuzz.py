@@ -78,7 +78,6 @@ def test_mutated_manifest(folder, original, data):
     assert_loads_or_is_refused(folder, json.dumps(mutated).encode("utf-8"))
 
 
-@pytest.mark.xfail(raises=OverflowError, reason="manifest.load lets OverflowError of integers above 2^63 through")
 def test_extreme_numbers(folder, original):
     """Every number of the manifest, one at a time."""
     for place in places(original):
