@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     try:
         options = parser().parse_args(arguments)
         {"generate": _generate, "info": _info}[options.command](options)
-        sys.stdout.flush()
+        print(end="", flush=True)  # now, so that an error of the write is met below
         return 0
     except BrokenPipeError:  # the reader of stdout has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -148,4 +148,6 @@ def _info(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
+    if sys.stdout:  # None where the caller closed it
+        sys.stdout.reconfigure(encoding="utf-8")  # JSON and text, whatever the locale
     sys.exit(main(sys.argv[1:]))

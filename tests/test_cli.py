@@ -1,0 +1,372 @@
+"""The command line as a user calls it: what goes to stdout and stderr, the same ids however drafts are set, one line for
+bad input, and plain decoding with a visible reason where the drafter is damaged."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtime_py.session import peak_rss_mib
+
+from .edits import REMOVED, edit_json
+
+ROOT = Path(__file__).parent.parent
+PROMPT, MESSAGE, TOKENS = "ROMEO:", "How are you?", 40
+FIELDS = {
+    "text": str,
+    "prompt_ids": list,
+    "token_ids": list,
+    "stop_reason": str,
+    "timings": {
+        "load_s": float,
+        "prefill_tokens": int,
+        "prefill_s": float,
+        "time_to_first_token_s": float,
+        "decode_s": float,
+        "decode_tokens_per_second": float,
+    },
+    "draft": {"rounds": int, "drafted": int, "accepted": int, "per_position": list, "off_reason": type(None)},
+    "memory": {"peak_rss_mib": float},
+}
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "runtime_py", *map(str, arguments)]
+
+
+def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        command(*arguments),
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+    )
+
+
+def generate(bundle: Path, *arguments: object, warnings: int = 0) -> dict:
+    """The one JSON object that stdout holds."""
+    if not {"--prompt", "--prompt-ids", "--chat"} & set(arguments):
+        arguments = ("--prompt", PROMPT, *arguments)
+    if "--max-new-tokens" not in arguments:
+        arguments = (*arguments, "--max-new-tokens", TOKENS)
+    result = run("generate", bundle, "--json", *arguments)
+    assert result.returncode == 0, result.stderr
+    assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["warning"] * warnings, result.stderr
+    assert result.stdout.count("\n") == 1
+    return {**json.loads(result.stdout), "warning": result.stderr}
+
+
+def error_of(*arguments: object) -> str:
+    result = run(*arguments)
+    assert (result.returncode, result.stdout) == (2, ""), result
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: "), lines
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def bundle(bundle_of) -> Path:
+    return bundle_of("tiny")
+
+
+@pytest.fixture(scope="module")
+def plain(bundle) -> dict:
+    return generate(bundle, "--draft-tokens", 0)
+
+
+@pytest.fixture
+def copy(bundle, tmp_path) -> Path:
+    """A bundle to break."""
+    return Path(shutil.copytree(bundle, tmp_path / "bundle"))
+
+
+# What comes out
+
+
+def assert_fields(value: object, fields: object) -> None:
+    if isinstance(fields, dict):
+        assert list(value) == list(fields)
+        for name, kind in fields.items():
+            assert_fields(value[name], kind)
+    else:
+        assert type(value) is fields
+
+
+def test_json_has_exactly_the_documented_fields(bundle):
+    result = generate(bundle)
+    del result["warning"]
+    assert_fields(result, FIELDS)
+    draft, timings = result["draft"], result["timings"]
+    assert 1 <= len(draft["per_position"]) <= 3  # the tiny drafter's own number
+    for place in draft["per_position"]:
+        assert_fields(place, {"drafted": int, "accepted": int})
+    assert sum(place["drafted"] for place in draft["per_position"]) == draft["drafted"]
+    assert sum(place["accepted"] for place in draft["per_position"]) == draft["accepted"] > 0
+    assert len(result["token_ids"]) == 1 + draft["rounds"] + draft["accepted"] == TOKENS
+    assert timings["prefill_tokens"] == len(result["prompt_ids"])
+    assert result["stop_reason"] == "length"
+
+
+def test_peak_memory_is_that_of_the_process_itself(plain):
+    """not of the larger one that started it"""
+    assert 20 < plain["memory"]["peak_rss_mib"] < peak_rss_mib()
+
+
+def test_one_token_has_no_decode_rate(bundle, plain):
+    result = generate(bundle, "--max-new-tokens", 1)
+    assert result["token_ids"] == plain["token_ids"][:1]
+    assert result["timings"]["decode_tokens_per_second"] is None
+    assert result["draft"]["rounds"] == 0
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_any_number_of_drafts_gives_the_same_ids(bundle, plain, count):
+    result = generate(bundle, "--draft-tokens", count)
+    assert (result["token_ids"], result["text"]) == (plain["token_ids"], plain["text"])
+    assert len(result["draft"]["per_position"]) == count
+
+
+def test_zero_drafts_say_why_drafting_is_off(plain):
+    assert plain["draft"] == {
+        "rounds": 0,
+        "drafted": 0,
+        "accepted": 0,
+        "per_position": [],
+        "off_reason": "draft tokens set to 0",
+    }
+
+
+def test_chat_stops_at_the_end_of_the_turn(bundle):
+    drafted, plain = generate(bundle, "--chat", MESSAGE), generate(bundle, "--chat", MESSAGE, "--draft-tokens", 0)
+    assert drafted["token_ids"] == plain["token_ids"]
+    assert (drafted["stop_reason"], drafted["token_ids"][-1]) == ("stop", 106)
+    assert drafted["prompt_ids"][:2] == [2, 105]
+    assert drafted["prompt_ids"].count(2) == 1
+
+
+@pytest.mark.parametrize("budget", [2, 5, 17])
+def test_budget_and_prompt_ids_are_taken_as_given(bundle, plain, budget):
+    ids = ",".join(map(str, plain["prompt_ids"]))
+    result = generate(bundle, "--prompt-ids", ids, "--max-new-tokens", budget, "--threads", 1)
+    assert result["prompt_ids"] == plain["prompt_ids"]
+    assert result["token_ids"] == plain["token_ids"][:budget]
+
+
+def test_heuristic_schedule_drafts_other_numbers_of_the_same_text(bundle, plain):
+    constant, heuristic = (
+        generate(bundle, "--draft-tokens", 1, "--schedule", schedule) for schedule in ("constant", "heuristic")
+    )
+    assert constant["token_ids"] == heuristic["token_ids"] == plain["token_ids"]
+    assert len(constant["draft"]["per_position"]) == 1 < len(heuristic["draft"]["per_position"])
+
+
+def test_streamed_text_is_the_text_of_the_json(bundle, plain):
+    result = run("generate", bundle, "--prompt", PROMPT, "--max-new-tokens", TOKENS)
+    assert result.returncode == 0
+    assert result.stdout == plain["text"] + "\n"
+    assert result.stderr.startswith(f"[{TOKENS} tokens, ")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["stream", "json"])
+def test_output_is_utf8_whatever_the_locale(copy, plain, options):
+    edit_json(copy / "tokenizer.json", {"decoder/decoders/0/content": "ż"})  # instead of a space
+    size = (copy / "tokenizer.json").stat().st_size
+    edit_json(copy / "manifest.json", {"files/tokenizer.json/size_bytes": size})
+    result = run("generate", copy, "--prompt", PROMPT, "--max-new-tokens", TOKENS, *options, PYTHONIOENCODING="ascii")
+    assert result.returncode == 0, result.stderr
+    assert plain["text"].replace(" ", "ż").replace("\n", "\\n" if options else "\n") in result.stdout
+
+
+def test_info_describes_the_bundle(bundle):
+    result = run("info", bundle)
+    assert (result.returncode, result.stderr) == (0, "")
+    manifest = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))
+    for fact in (
+        f"{manifest['target']['num_layers']} layers",
+        f"window {manifest['kv']['window']}",
+        f"{manifest['target']['max_context_tokens']} tokens",
+        "int8",
+        "onnx/drafter.onnx",
+    ):
+        assert fact in result.stdout
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompt", ""], "the prompt is empty; give"),
+        (["--chat", ""], "the message is empty; give"),
+        (["--prompt", b"a\xff"], "character 1 of the text is no Unicode character; give UTF-8"),
+        (["--prompt-ids", ""], "'' is no list of token ids; write integers"),
+        (["--prompt-ids", "2,x"], "'2,x' is no list of token ids; write integers"),
+        (["--prompt-ids", "-1"], "token id -1 is outside 0..1023; "),
+        (["--prompt-ids", "2,999999"], "token id 999999 is outside 0..1023; "),
+        (["--prompt-ids", ",".join(["2"] * 2049)], "2049 tokens, the context holds 2048; shorten"),
+        (["--prompt", "a", "--max-new-tokens", "0"], "max_new_tokens is 0; it must be at least 1"),
+        (["--prompt", "a", "--max-new-tokens", "x"], "invalid int value: 'x'; see "),
+        (["--prompt", "a", "--draft-tokens", "-1"], "--draft-tokens -1 is outside 0..16; "),
+        (["--prompt", "a", "--draft-tokens", "17"], "--draft-tokens 17 is outside 0..16; "),
+        (["--prompt", "a", "--threads", "0"], "--threads 0 must be at least 1"),
+        (["--prompt", "a", "--schedule", "fast"], "invalid choice: 'fast'"),
+        (["--prompt", "a", "--chat", "b"], "not allowed with argument --prompt; see "),
+        ([], "--prompt --prompt-ids --chat is required; see "),
+    ],
+    ids=lambda value: " ".join(map(str, value))[:40] if isinstance(value, list) else "",
+)
+def test_bad_argument_is_one_line(bundle, arguments, message):
+    assert message in error_of("generate", bundle, *map(os.fsdecode, arguments))
+
+
+@pytest.mark.parametrize("name", ["generate", "info"])
+def test_what_is_no_bundle_is_one_line(tmp_path, name):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    for folder in ("nowhere", "empty", "file"):
+        options = ["--prompt", "a"] if name == "generate" else []
+        line = error_of(name, tmp_path / folder, *options)
+        assert f"{tmp_path / folder}: no manifest.json" in line
+        assert "export it again" in line
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_chat_without_a_template_is_one_line(copy):
+    edit_json(copy / "manifest.json", {"files/chat_template.jinja": REMOVED})
+    assert "no chat template; use a raw prompt" in error_of("generate", copy, "--chat", MESSAGE)
+
+
+@pytest.mark.parametrize("damage", [remove, truncate])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "manifest.json",
+        "onnx/self_decoder.onnx",
+        "onnx/cross_decoder.onnx.data",
+        "embeddings/per_layer.bin",
+        "tokenizer.json",
+        "chat_template.jinja",
+    ],
+)
+def test_damaged_target_is_one_line(copy, name, damage):
+    damage(copy / name)
+    line = error_of("generate", copy, "--prompt", PROMPT)
+    assert Path(name).name in line
+    if name != "manifest.json":
+        assert "export the bundle again" in line
+
+
+def test_target_that_onnxruntime_refuses_is_one_line(copy):
+    path = copy / "onnx/self_decoder.onnx"
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    assert "self_decoder.onnx: onnxruntime cannot load it" in error_of("generate", copy, "--prompt", PROMPT)
+
+
+# A drafter that is damaged
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "reason"),
+    [
+        *(
+            (name, damage, reason)
+            for name in ("onnx/drafter.onnx", "onnx/drafter.onnx.data", "embeddings/drafter_head.bin")
+            for damage, reason in ((remove, "file is missing"), (truncate, "bytes, the manifest"), (flip, "sha256 is"))
+        ),
+        ("embeddings/drafter_head.scales.bin", remove, "file is missing"),
+        ("embeddings/drafter_centroids.bin", remove, "file is missing"),
+        ("embeddings/drafter_token_ordering.bin", remove, "file is missing"),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_damaged_drafter_means_plain_decoding_and_says_so(copy, plain, name: str, damage: Callable, reason: str):
+    damage(copy / name)
+    result = generate(copy, warnings=1)
+    assert (result["token_ids"], result["text"]) == (plain["token_ids"], plain["text"])
+    assert result["draft"]["rounds"] == 0
+    assert f"{name}: " in result["draft"]["off_reason"]
+    assert reason in result["draft"]["off_reason"]
+    assert result["warning"] == f"warning: drafting is off: {result['draft']['off_reason']}\n"
+
+
+def test_damaged_drafter_gives_no_warning_where_no_drafts_are_asked_for(copy, plain):
+    remove(copy / "onnx/drafter.onnx")
+    assert generate(copy, "--draft-tokens", 0)["draft"] == plain["draft"]
+
+
+# Endings that the user chooses
+
+
+@pytest.mark.parametrize("taken", [0, 1], ids=["unread", "one byte read"])
+@pytest.mark.parametrize(
+    "arguments",
+    [["generate", "--prompt", PROMPT], ["generate", "--prompt", PROMPT, "--json"], ["info"]],
+    ids=["stream", "json", "info"],
+)
+def test_reader_that_leaves_gives_no_traceback(bundle, arguments, taken):
+    process = start(*arguments, bundle)
+    process.stdout.read(taken)
+    process.stdout.close()
+    stderr = process.stderr.read().decode()
+    assert process.wait(60) == 0
+    assert "Traceback" not in stderr
+    assert "BrokenPipe" not in stderr
+
+
+def test_closed_stdout_gives_no_traceback(bundle):
+    """The shell's >&-: the process has no stdout at all."""
+    shell = ["sh", "-c", 'exec "$@" >&-', "sh", *command("info", bundle)]
+    result = subprocess.run(shell, cwd=ROOT, capture_output=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_full_disk_is_one_line(bundle):
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(command("info", bundle), cwd=ROOT, stdout=full, stderr=subprocess.PIPE, timeout=60)
+    assert result.stderr.decode().splitlines() == ["error: [Errno 28] No space left on device"]
+    assert result.returncode == 2
+
+
+def test_interrupt_ends_the_text_without_a_traceback(bundle):
+    process = start("generate", "--prompt", PROMPT, "--max-new-tokens", 100_000, bundle)
+    assert process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    stderr = process.communicate(timeout=60)[1].decode()
+    assert process.returncode == 130
+    assert stderr == ""
+
+
+def start(*arguments: object) -> subprocess.Popen:
+    """With SIGINT as in a terminal: background jobs of a shell inherit it ignored."""
+    return subprocess.Popen(
+        command(*arguments),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        bufsize=0,
+    )
