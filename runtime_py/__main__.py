@@ -1,13 +1,16 @@
-"""Command line: python -m runtime_py generate|info BUNDLE [...]"""
+"""Command line: python -m runtime_py generate|info BUNDLE [...]
+
+The other modules are imported within functions, so that an interrupt while they load ends without a traceback.
+"""
 
 import argparse
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
-from . import manifest as contract
-from .speculative import MAX_DRAFT_TOKENS
+MAX_THREADS = 256
 
 
 class _Parser(argparse.ArgumentParser):
@@ -16,6 +19,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
+    from .speculative import MAX_DRAFT_TOKENS
+
     top = _Parser(prog="python -m runtime_py", description="Run a bundle written by python -m export")
     commands = top.add_subparsers(dest="command", required=True)
     generate = commands.add_parser("generate", help="continue a prompt or answer a message, greedily")
@@ -29,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
         "--draft-tokens", type=int, metavar="K", help=f"0 (plain) to {MAX_DRAFT_TOKENS}; default: the drafter's own"
     )
     generate.add_argument("--schedule", choices=("constant", "heuristic"), help="default: the drafter's own")
-    generate.add_argument("--threads", type=int, default=os.cpu_count(), metavar="N")
+    generate.add_argument("--threads", type=int, default=min(os.cpu_count() or 1, MAX_THREADS), metavar="N")
     generate.add_argument("--json", action="store_true", help="one JSON object on stdout instead of streamed text")
     info = commands.add_parser("info", help="what a bundle holds")
     info.add_argument("bundle", type=Path)
@@ -46,24 +51,28 @@ def main(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_one_line(error)}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130
+
+
+def _one_line(message: object) -> str:
+    """The names of files may hold line breaks."""
+    return " ".join(str(message).splitlines())
 
 
 def _generate(options: argparse.Namespace) -> None:
     from .session import generate_text, load
+    from .speculative import MAX_DRAFT_TOKENS
 
     if options.draft_tokens is not None and not 0 <= options.draft_tokens <= MAX_DRAFT_TOKENS:
         raise ValueError(
             f"--draft-tokens {options.draft_tokens} is outside 0..{MAX_DRAFT_TOKENS}; 0 decodes without drafts"
         )
-    if options.threads < 1:
-        raise ValueError(f"--threads {options.threads} must be at least 1")
+    if not 1 <= options.threads <= MAX_THREADS:
+        raise ValueError(f"--threads {options.threads} is outside 1..{MAX_THREADS}; give at most one per core")
     pair = load(options.bundle, threads=options.threads, draft_tokens=options.draft_tokens, schedule=options.schedule)
     if pair.off_reason and options.draft_tokens != 0:
-        print(f"warning: drafting is off: {pair.off_reason}", file=sys.stderr)
+        print(f"warning: drafting is off: {_one_line(pair.off_reason)}", file=sys.stderr)
     if options.prompt_ids is not None:
         ids = _parse_ids(options.prompt_ids)
     else:
@@ -106,6 +115,8 @@ def _summary(result: dict) -> str:
 
 
 def _info(options: argparse.Namespace) -> None:
+    from . import manifest as contract
+
     manifest = contract.load(options.bundle)
     contract.check_sizes(options.bundle, manifest, manifest.files)
     target, drafter, kv, quality, memory = (
@@ -148,6 +159,8 @@ def _info(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where the caller ignores it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends at once, also within an import or a long call
     if sys.stdout:  # None where the caller closed it
         sys.stdout.reconfigure(encoding="utf-8")  # JSON and text, whatever the locale
     sys.exit(main(sys.argv[1:]))

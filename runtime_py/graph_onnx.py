@@ -16,20 +16,30 @@ class OnnxGraph:
     def __init__(self, path: Path, spec: GraphSpec, threads: int):
         _use_global_pool(threads)
         options = ort.SessionOptions()
-        options.log_severity_level = 3
+        options.log_severity_level = 4  # errors come as exceptions too
         options.use_per_session_threads = False  # two pools that spin on the same cores halve the speed
         options.enable_mem_pattern = False  # shapes change with every step, a pattern would never repeat
+        self._path = path
         try:
             self._session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's exceptions share no base class
-            raise ValueError(f"{path}: onnxruntime cannot load it ({' '.join(str(error).split())[:200]})") from None
+            raise ValueError(f"{path}: onnxruntime cannot load it ({_short(error)}); export the bundle again") from None
         self._outputs = [output.name for output in spec.outputs]
         declared = [(put.name, tuple(put.shape)) for put in (*self._session.get_inputs(), *self._session.get_outputs())]
         if declared != [(put.name, put.shape) for put in (*spec.inputs, *spec.outputs)]:
             raise ValueError(f"{path}: inputs and outputs are not those of the manifest; export the bundle again")
 
     def __call__(self, feeds: dict[str, Array]) -> dict[str, Array]:
-        return dict(zip(self._outputs, self._session.run(self._outputs, feeds), strict=True))
+        try:
+            return dict(zip(self._outputs, self._session.run(self._outputs, feeds), strict=True))
+        except Exception as error:
+            raise ValueError(
+                f"{self._path}: onnxruntime cannot run it ({_short(error)}); export the bundle again"
+            ) from None
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 _pool_threads: list[int] = []

@@ -41,7 +41,7 @@ def load(
     if policy.num_tokens:
         try:
             drafter, off_reason = load_drafter(bundle, manifest, target, backend, threads), None
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             off_reason = str(error)
     text = Text(bundle, manifest)
     return Pair(manifest, target, drafter, off_reason, policy, text, time.perf_counter() - started)

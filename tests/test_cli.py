@@ -3,16 +3,19 @@ bad input, and plain decoding with a visible reason where the drafter is damaged
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from runtime_py.session import peak_rss_mib
+from runtime_py import manifest as contract
+from runtime_py.session import load, peak_rss_mib
 
 from .edits import REMOVED, edit_json
 
@@ -40,11 +43,16 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "runtime_py", *map(str, arguments)]
 
 
-def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess:
+def environment(**settings: str) -> dict[str, str]:
+    """As a user has it: stdout is buffered."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | settings
+
+
+def run(*arguments: object, **settings: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         command(*arguments),
         cwd=ROOT,
-        env={**os.environ, **environment},
+        env=environment(**settings),
         capture_output=True,
         encoding="utf-8",
         timeout=120,
@@ -186,6 +194,27 @@ def test_output_is_utf8_whatever_the_locale(copy, plain, options):
     assert plain["text"].replace(" ", "ż").replace("\n", "\\n" if options else "\n") in result.stdout
 
 
+@pytest.mark.parametrize("room", [0, 1, 2])
+def test_a_full_context_ends_the_text(bundle, room):
+    result = generate(bundle, "--prompt-ids", ",".join(["2"] * (2048 - room)))
+    assert (len(result["token_ids"]), result["stop_reason"]) == (room, "context")
+
+
+def test_commands_of_the_readme(tmp_path):
+    """One after the other, as they stand; the drafts are worth their while and change nothing."""
+    bundle = tmp_path / "bundle"
+    lines = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("python -m ")]
+    assert [line.split()[2:4] for line in lines[:2]] == [["export", "tiny"], ["runtime_py", "generate"]]
+    assert len(lines) == 5
+    for line in lines:
+        words = shlex.split(line.replace("build/tiny-int8", str(bundle)))
+        result = subprocess.run([sys.executable, *words[1:]], cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert result.returncode == 0 and "warning" not in result.stderr, (line, result.stderr)
+    drafted, plain = (generate(bundle, "--max-new-tokens", 200, "--draft-tokens", count) for count in (3, 0))
+    assert drafted["token_ids"] == plain["token_ids"]
+    assert drafted["draft"]["accepted"] > 0.6 * drafted["draft"]["drafted"] > 0
+
+
 def test_info_describes_the_bundle(bundle):
     result = run("info", bundle)
     assert (result.returncode, result.stderr) == (0, "")
@@ -218,7 +247,9 @@ def test_info_describes_the_bundle(bundle):
         (["--prompt", "a", "--max-new-tokens", "x"], "invalid int value: 'x'; see "),
         (["--prompt", "a", "--draft-tokens", "-1"], "--draft-tokens -1 is outside 0..16; "),
         (["--prompt", "a", "--draft-tokens", "17"], "--draft-tokens 17 is outside 0..16; "),
-        (["--prompt", "a", "--threads", "0"], "--threads 0 must be at least 1"),
+        (["--prompt", "a", "--threads", "0"], "--threads 0 is outside 1..256; "),
+        (["--prompt", "a", "--threads", "9" * 20], "is outside 1..256; "),
+        (["--prompt", "a", "--beams", "4"], "unrecognized arguments: --beams 4; see "),
         (["--prompt", "a", "--schedule", "fast"], "invalid choice: 'fast'"),
         (["--prompt", "a", "--chat", "b"], "not allowed with argument --prompt; see "),
         ([], "--prompt --prompt-ids --chat is required; see "),
@@ -238,6 +269,13 @@ def test_what_is_no_bundle_is_one_line(tmp_path, name):
         line = error_of(name, tmp_path / folder, *options)
         assert f"{tmp_path / folder}: no manifest.json" in line
         assert "export it again" in line
+
+
+def test_line_breaks_in_a_name_stay_within_the_line(bundle, tmp_path):
+    assert "no where: no manifest.json" in error_of("info", "no\nwhere")
+    copy = Path(shutil.copytree(bundle, tmp_path / "two\nlines"))
+    remove(copy / "onnx/drafter.onnx")
+    assert "two lines/onnx/drafter.onnx: file is missing" in generate(copy, warnings=1)["warning"]
 
 
 def remove(path: Path) -> None:
@@ -317,6 +355,15 @@ def test_damaged_drafter_gives_no_warning_where_no_drafts_are_asked_for(copy, pl
     assert generate(copy, "--draft-tokens", 0)["draft"] == plain["draft"]
 
 
+def test_drafter_that_cannot_be_read_means_plain_decoding(bundle, monkeypatch):
+    def fail(path):
+        raise OSError(5, "Input/output error", str(path))
+
+    monkeypatch.setattr(contract, "sha256", fail)
+    pair = load(bundle, threads=1)
+    assert pair.drafter is None and "Input/output error: " in pair.off_reason
+
+
 # Endings that the user chooses
 
 
@@ -346,7 +393,9 @@ def test_closed_stdout_gives_no_traceback(bundle):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_full_disk_is_one_line(bundle):
     with open("/dev/full", "w") as full:
-        result = subprocess.run(command("info", bundle), cwd=ROOT, stdout=full, stderr=subprocess.PIPE, timeout=60)
+        result = subprocess.run(
+            command("info", bundle), cwd=ROOT, env=environment(), stdout=full, stderr=subprocess.PIPE, timeout=60
+        )
     assert result.stderr.decode().splitlines() == ["error: [Errno 28] No space left on device"]
     assert result.returncode == 2
 
@@ -356,17 +405,39 @@ def test_interrupt_ends_the_text_without_a_traceback(bundle):
     assert process.stdout.read(1)
     process.send_signal(signal.SIGINT)
     stderr = process.communicate(timeout=60)[1].decode()
-    assert process.returncode == 130
+    assert process.returncode == -signal.SIGINT
     assert stderr == ""
 
 
-def start(*arguments: object) -> subprocess.Popen:
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no /proc")
+@pytest.mark.parametrize("library", ["numpy/_core", "onnxruntime_pybind11_state"])
+def test_interrupt_while_loading_gives_no_traceback(bundle, library):
+    """When the library is mapped, its import has only begun."""
+    process = start("generate", "--prompt", PROMPT, "--max-new-tokens", 100_000, bundle)
+    while library not in Path(f"/proc/{process.pid}/maps").read_text():
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60) == (b"", b"")
+    assert process.returncode == -signal.SIGINT
+
+
+def test_interrupt_that_the_caller_ignores_is_ignored(bundle):
+    process = start("generate", "--prompt", PROMPT, "--max-new-tokens", 300, bundle, interrupt=signal.SIG_IGN)
+    assert process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def start(*arguments: object, interrupt: signal.Handlers = signal.SIG_DFL) -> subprocess.Popen:
     """With SIGINT as in a terminal: background jobs of a shell inherit it ignored."""
     return subprocess.Popen(
         command(*arguments),
         cwd=ROOT,
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, interrupt),
         bufsize=0,
     )

@@ -1,11 +1,17 @@
-"""What the runtime may use: no export tools, no network; its contract the standard library only; and nothing of export."""
+"""What the runtime may use: no export tools, no network; its contract the standard library only; and nothing of export. What onnxruntime refuses is one error."""
 
 import ast
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
+
+from runtime_py.graph_onnx import OnnxGraph
+from runtime_py.manifest import GraphSpec, TensorSpec
 
 ROOT = Path(__file__).parent.parent
 EXPORT_ONLY = (
@@ -94,3 +100,18 @@ def test_export_imports_the_contract_alone_of_the_runtime():
     writers = [path for path in sources("export") if path.name != "check.py"]
     names = {name for path in writers for name in imports(path) if name.split(".")[0] == "runtime_py"}
     assert names == {"runtime_py.manifest"}
+
+
+@pytest.mark.parametrize(("length", "message"), [(3, "cannot run it"), (-2, "cannot load it")])
+def test_what_onnxruntime_refuses_is_one_error_and_no_log(tmp_path, capfd, length, message):
+    """A model that reshapes [T, 2] to rows of 3, or of -2"""
+    shape = helper.make_tensor("shape", TensorProto.INT64, [2], [-1, length])
+    puts = {"x": ("T", 2), "y": ("R", abs(length))}
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes) for name, sizes in puts.items())
+    graph = helper.make_graph([helper.make_node("Reshape", ["x", "shape"], ["y"])], "graph", [x], [y], [shape])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save(model, tmp_path / "model.onnx")
+    spec = GraphSpec({}, *((TensorSpec(*put),) for put in puts.items()))
+    with pytest.raises(ValueError, match=rf"model\.onnx: onnxruntime {message} \([^\n]*\); export the bundle again$"):
+        OnnxGraph(tmp_path / "model.onnx", spec, 1)({"x": np.zeros((2, 2), np.float32)})
+    assert capfd.readouterr() == ("", "")
