@@ -48,11 +48,20 @@ def main(arguments: list[str]) -> int:
         print(end="", flush=True)  # now, so that an error of the write is met below
         return 0
     except BrokenPipeError:  # the reader of stdout has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_unwritten()
         return 0
     except (ValueError, OSError) as error:
         print(f"error: {_one_line(error)}", file=sys.stderr)
+        _drop_unwritten()
         return 2
+
+
+def _drop_unwritten() -> None:
+    """What stdout does not take would fail once more, with a traceback, when the interpreter exits."""
+    try:
+        print(end="", flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _one_line(message: object) -> str:

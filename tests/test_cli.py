@@ -391,10 +391,13 @@ def test_closed_stdout_gives_no_traceback(bundle):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_full_disk_is_one_line(bundle):
+@pytest.mark.parametrize(
+    "arguments", [["info"], ["generate", "--prompt", "a"], ["generate", "--prompt", "a", "--json"]]
+)
+def test_full_disk_is_one_line(bundle, arguments):
     with open("/dev/full", "w") as full:
         result = subprocess.run(
-            command("info", bundle), cwd=ROOT, env=environment(), stdout=full, stderr=subprocess.PIPE, timeout=60
+            command(*arguments, bundle), cwd=ROOT, env=environment(), stdout=full, stderr=subprocess.PIPE, timeout=60
         )
     assert result.stderr.decode().splitlines() == ["error: [Errno 28] No space left on device"]
     assert result.returncode == 2
