@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runtime_py.manifest import FULL, SLIDING
 from runtime_py.models import Drafter, rope_rows
-from runtime_py.session import draft_statistics
+from runtime_py.session import Pair, draft_statistics, generate_text
 from runtime_py.speculative import MAX_DRAFT_TOKENS, DraftPolicy, Round, generate
 
 from .doubles import EOS, TOKENS, VOCAB, Script, ScriptedDrafter, ScriptedTarget, cached_ids
@@ -270,6 +270,26 @@ def test_statistics_count_blocks_drafts_and_places():
         ],
     }
     assert draft_statistics([Round((7,), 0, 0, "length")])["per_position"] == []
+
+
+@pytest.mark.parametrize("final", [True, False], ids=["each id", "held back to the end"])
+def test_generated_text_is_shown_to_its_end(final):
+    script = Script(stops=frozenset({len(PROMPT) + 9}))
+    text = SimpleNamespace(is_final=lambda token: final, decode=lambda ids: "".join(f"{token}," for token in ids))
+    pair = Pair(
+        manifest=SimpleNamespace(tokens=TOKENS),
+        target=ScriptedTarget(script),
+        drafter=ScriptedDrafter(script, lambda block: block % 3),
+        off_reason=None,
+        policy=DraftPolicy(3),
+        text=text,
+        load_s=0.0,
+    )
+    shown: list[str] = []
+    result = generate_text(pair, PROMPT, 50, shown.append)
+    assert result["token_ids"] == script.reference(PROMPT, 50)
+    assert result["text"] == "".join(shown) == text.decode(result["token_ids"])
+    assert result["stop_reason"] == "stop"
 
 
 @settings(max_examples=150, deadline=None)
