@@ -2,8 +2,8 @@
 
 # Largest |difference| of logits, hidden rows and drafter outputs in float32 (their standard deviation is 1 to 5)
 EAGER = 1e-4  # eager graphs against Transformers: 3.2e-5
-FILE = 1e-4  # .onnx file against eager on the same weights; quantized files with float activations: 1.1e-5
-DRAFTER = 1e-4  # drafter against Transformers' assistant
+FILE = 1e-4  # .onnx file against eager on the same weights; quantized files with float activations: 2.0e-5
+DRAFTER = 1e-4  # drafter against Transformers' assistant: 1e-5
 
 # Quantized files as shipped against eager on the same weights: root mean square in standard deviations of the output.
 # onnxruntime rounds activations to int8 per block: 0.4 % of a block's largest value at every linear, which adds up over
@@ -12,7 +12,7 @@ ACTIVATIONS = {"self_decoder": 0.03, "cross_decoder": 0.03, "drafter": 0.06}
 
 NEEDLE = 1e-2  # least change of a logit by a key that the masks show
 
-# Trained pair, K = 3, held-out prompts. fp32: .898 .829 .749, overall .826; int8: .902 .830 .764, overall .833
+# Trained pair, K = 3, held-out prompts. fp32: .898 .829 .749, overall .826; int8: .892 .821 .756, overall .823
 ACCEPTANCE_PLACES = (0.86, 0.79, 0.70)
 ACCEPTANCE = 0.79
 ACCEPTANCE_LOST_TO_INT8 = 0.03
