@@ -1,9 +1,9 @@
 """Every tolerance of the parity tests, with what was measured when it was set."""
 
 # Largest |difference| of logits, hidden rows and drafter outputs in float32 (their standard deviation is 1 to 5)
-EAGER = 1e-4  # eager graphs against Transformers: 3.2e-5
+EAGER = 1e-4  # eager graphs against Transformers: 3.8e-5
 FILE = 1e-4  # .onnx file against eager on the same weights; quantized files with float activations: 2.0e-5
-DRAFTER = 1e-4  # drafter against Transformers' assistant: 1e-5
+DRAFTER = 1e-4  # drafter against Transformers' assistant: 1.5e-5
 
 # Quantized files as shipped against eager on the same weights: root mean square in standard deviations of the output.
 # onnxruntime rounds activations to int8 per block: 0.4 % of a block's largest value at every linear, which adds up over
