@@ -106,13 +106,17 @@ def write_manifest(out: Path, manifest: Manifest) -> None:
 
 
 def summarize(errors: list[TensorError], recipe_name: str, pair: tuple[Weights, Weights]) -> contract.QuantSpecSummary:
-    """Share of the pair's checkpoint bytes that was quantized, and the tensor that suffered most."""
+    """Share of the pair's checkpoint bytes that was quantized, and the tensor that suffered most.
+
+    With one query head per kv head a single token's scores are a single row, which onnxruntime multiplies in another
+    order: such a model is not row-invariant.
+    """
     total = sum(place.size_bytes for weights in pair for place in weights.checkpoint.tensors.values())
     quantized = sum(error.size_bytes for error in errors if error.bits < 32)
     worst = max(errors, key=lambda error: error.relative)
     return contract.QuantSpecSummary(
         recipe=recipe_name,
-        row_invariant=RECIPES[recipe_name].row_invariant,
+        row_invariant=RECIPES[recipe_name].row_invariant and pair[0].config.group > 1,
         quantized_share=quantized / total,
         worst_tensor=worst.name,
         worst_relative_error=worst.relative,

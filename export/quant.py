@@ -28,7 +28,7 @@ class QuantSpec:
 @dataclass(frozen=True)
 class Recipe:
     """rules: (pattern over "graph.module" or "embeddings.table", spec); the first match wins, without one a tensor
-    stays float32. row_invariant: row 0 of a graph's outputs has the same bits whatever rows are run with it."""
+    stays float32. row_invariant: every row of a graph's outputs has the same bits whatever rows are run with it."""
 
     rules: tuple[tuple[str, QuantSpec], ...]
     row_invariant: bool

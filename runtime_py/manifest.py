@@ -159,7 +159,7 @@ class SamplingSpec:
 
 @dataclass(frozen=True)
 class QuantSpecSummary:
-    """recipe as on the command line; row_invariant: row 0 has the same bits whatever rows are run with it."""
+    """recipe as on the command line; row_invariant: every row has the same bits whatever rows are run with it."""
 
     recipe: str
     row_invariant: bool

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 from export.graphs import CrossDecoder, Drafter, SelfDecoder
 from export.lower_onnx import pack
-from export.quant import RECIPES, QuantSpec, dequantize, quantize
+from export.package import summarize
+from export.quant import RECIPES, QuantSpec, TensorError, dequantize, quantize
 from export.weights import open_drafter, open_target
 from runtime_py import manifest as contract
 
@@ -113,6 +114,13 @@ TABLES = [INT8, QuantSpec(8, 256), QuantSpec(8, None)]
 )
 def test_recipes(recipe, expected):
     assert [RECIPES[recipe].spec(name) for name in KINDS] == expected
+
+
+@pytest.mark.parametrize(("query_heads", "invariant"), [(4, True), (2, False)])
+def test_one_query_head_per_kv_head_is_not_row_invariant(pair_of, query_heads, invariant):
+    target, drafter = pair_of(PairShape(kv_heads=2, query_heads=query_heads))
+    pair = open_target(str(target)), open_drafter(str(drafter))
+    assert summarize([TensorError("some", 8, 1, 0.1)], "int8", pair).row_invariant == invariant
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
