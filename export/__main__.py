@@ -51,6 +51,9 @@ def main(arguments: list[str]) -> int:
             check_bundle(options.bundle)
         else:
             _export(options)
+    except ImportError as error:
+        print(f"error: {error}; install the exporter with pip install -e '.[export]'", file=sys.stderr)
+        return 2
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -321,3 +321,11 @@ def test_weights_past_4_gib(pair_of, bundle_of, tmp_path, monkeypatch):
     ids = [0, 5, SHAPE.vocab - 1]
     ordinary_rows = EmbeddingTable(ordinary, manifest.target.token_table).rows(ids)
     assert np.array_equal(EmbeddingTable(tmp_path, table).rows(ids), ordinary_rows)
+
+
+def test_a_missing_package_is_named(tmp_path):
+    code = "import sys; sys.modules['tqdm'] = None; from export.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "tiny", "--out", str(tmp_path / "bundle")]
+    result = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True)
+    assert result.returncode == 2 and "tqdm" in result.stderr and "pip install" in result.stderr
+    assert len(result.stderr.splitlines()) == 1 and not (tmp_path / "bundle").exists()
