@@ -125,7 +125,7 @@ def load_config(folder: Path) -> PreTrainedConfig:
 def locate_tensors(folder: Path) -> dict[str, Located]:
     """key -> place of every tensor of model.safetensors or of the shards in its index."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    if index.is_file():
+    if index.is_file() and not single.is_file():  # both: the single file counts, as in Transformers
         try:
             weight_map = json.loads(index.read_text())["weight_map"]
             files = sorted(set(weight_map.values()))

@@ -24,6 +24,8 @@ class Text:
         check_sizes(bundle, manifest, ["tokenizer.json", *([TEMPLATE] if self._template else [])])
         try:
             self.tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
+            self.tokenizer.no_truncation()  # a tokenizer saved while training may carry both
+            self.tokenizer.no_padding()
         except Exception as error:  # tokenizers raises bare Exceptions
             raise ValueError(f"{bundle / 'tokenizer.json'}: {error}") from None
         if (size := self.tokenizer.get_vocab_size()) > manifest.target.vocab_size:

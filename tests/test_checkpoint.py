@@ -464,3 +464,10 @@ def test_chat_template(tmp_path, files, expected):
 def test_a_bad_tokenizer_config_is_named(tmp_path, content):
     (tmp_path / "tokenizer_config.json").write_bytes(content)
     assert str(tmp_path / "tokenizer_config.json") in refused(lambda folder: chat_template(Path(folder)), tmp_path)
+
+
+def test_a_single_file_counts_where_an_index_is_left_over(pair_of, tmp_path):
+    """As in Transformers: saving whole after saving in shards leaves the index."""
+    target, _ = copy_pair(pair_of(PairShape()), tmp_path)
+    (target / "model.safetensors.index.json").write_text('{"weight_map": {"gone": "model-00001-of-00002.safetensors"}}')
+    assert open_target(str(target)).checkpoint.tensors["norm.weight"].file.name == "model.safetensors"

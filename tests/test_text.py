@@ -1,14 +1,18 @@
 """Text at the edge: streamed pieces make up what the ids decode to, a prompt gets exactly one bos, chats render as in
 Transformers, and Gemma's own vocabulary gives the ids that another implementation gives."""
 
+import dataclasses
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
+from runtime_py import manifest as contract
 from runtime_py.manifest import FileSpec, TokensSpec
 from runtime_py.text import TEMPLATE, Text, TextStream
 
@@ -232,3 +236,16 @@ def test_gemma_vocabulary_gives_the_ids_of_another_implementation(gemma):
         if case["text"]:
             assert gemma.encode_prompt(case["text"]) == [TOKENS.bos, *case["ids"]], case["text"]
             assert gemma.decode(case["ids"]) == case["text"]
+
+
+def test_truncation_and_padding_of_a_saved_tokenizer_are_not_applied(bundle_of, tmp_path):
+    bundle = Path(shutil.copytree(bundle_of("tiny", "int8"), tmp_path / "bundle"))
+    want = Text(bundle, contract.load(bundle)).encode_prompt("ROMEO: what light?")
+    tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=40)
+    tokenizer.save(str(bundle / "tokenizer.json"))
+    manifest = contract.load(bundle)
+    size = FileSpec("", (bundle / "tokenizer.json").stat().st_size)
+    manifest = dataclasses.replace(manifest, files={**manifest.files, "tokenizer.json": size})
+    assert Text(bundle, manifest).encode_prompt("ROMEO: what light?") == want
