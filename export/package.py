@@ -230,6 +230,11 @@ def tokens_spec(target: Weights) -> contract.TokensSpec:
 def _sampling(target: Weights) -> contract.SamplingSpec:
     """Where generation_config leaves a field out, Transformers' default."""
     generation = generation_config(target.checkpoint.folder, target.checkpoint.config)
+    for name, kinds in (("temperature", (int, float)), ("top_k", (int,)), ("top_p", (int, float))):
+        if (value := getattr(generation, name)) is not None and type(value) not in kinds:
+            raise ValueError(
+                f"{target.checkpoint.folder}: generation_config {name} {value!r} is no {kinds[-1].__name__}"
+            )
     return contract.SamplingSpec(
         do_sample=bool(generation.do_sample),
         temperature=1.0 if generation.temperature is None else float(generation.temperature),

@@ -31,7 +31,7 @@ from runtime_py.graph_onnx import OnnxGraph
 from runtime_py.session import load
 
 from .edits import edit_json, error_line
-from .pairs import PairShape
+from .pairs import PairShape, copy_pair
 
 SHAPE = PairShape(layers=4, period=2, shared=2, intermediate=64)  # the fewest layers that hold every kind
 FILES = (
@@ -329,3 +329,12 @@ def test_a_missing_package_is_named(tmp_path):
     result = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True)
     assert result.returncode == 2 and "tqdm" in result.stderr and "pip install" in result.stderr
     assert len(result.stderr.splitlines()) == 1 and not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize(("name", "value"), [("temperature", "hot"), ("top_k", 64.0), ("top_p", "all")])
+def test_bad_sampling_defaults_are_named_before_anything_is_written(pair_of, tmp_path, name, value):
+    target, drafter = copy_pair(pair_of(PairShape()), tmp_path)
+    edit_json(target / "generation_config.json", {name: value})
+    with pytest.raises(ValueError, match=name):
+        package.export_package("tiny", str(target), str(drafter), "int8", tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
