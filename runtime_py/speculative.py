@@ -45,9 +45,8 @@ class Round:
 
 def prefill(target: Target, cache: KVCache, ids: list[int]) -> tuple[Array, Array]:
     """Run all uncommitted ids in chunks, commit them -> logits [V] and hidden [H] of the last one."""
-    chunk = target.spec.max_rows
-    while len(ids) - cache.length > chunk:
-        target.append(cache, ids[cache.length : cache.length + chunk])
+    while len(ids) - cache.length > cache.room:
+        target.append(cache, ids[cache.length : cache.length + cache.room])
     rest = ids[cache.length :]
     output = target.forward(cache, rest, last_row_only=True)
     cache.commit(output.new.k, output.new.v, len(rest))
@@ -82,7 +81,7 @@ def generate(
         yield Round(tuple(block), drafted, accepted, stop_reason)
         if stop_reason:
             return
-        count = min(length, budget - 1, target.spec.max_rows - 1) if drafter else 0
+        count = min(length, budget - 1, cache.room - 1) if drafter else 0
         drafts = drafter.draft(cache, ids[-1], hidden, count) if count else []
         output = target.forward(cache, [ids[-1], *drafts])
         block, accepted = accept(drafts, output.logits.argmax(-1).tolist(), tokens.eos)
