@@ -40,7 +40,8 @@ class Masks(NamedTuple):
 def open_chunk(committed: KV, place: Tensor, new: KV) -> KV:
     """committed [C, kv, D], zero where nothing is committed; place [C, T], 1 where a new row's slot is; new [T, kv, D]."""
     chunk, kv, dim = committed.k.shape
-    placed = (place @ rows.view(-1, kv * dim) for rows in new)
+    slots = place.view(1, chunk, -1)
+    placed = (torch.bmm(slots, rows.view(1, -1, kv * dim)) for rows in new)
     return KV(*(old + rows.view(chunk, kv, dim) for old, rows in zip(committed, placed, strict=True)))
 
 
