@@ -46,8 +46,10 @@ def open_graph(
     except OSError as error:
         _say_once(f"{error}: ExecuTorch's Python package is used, which loads torch and packs weights in memory")
         verify(path, sha256)
-        from .graph_executorch_torch import TorchGraph
-
+        try:
+            from .graph_executorch_torch import TorchGraph
+        except ImportError as missing:
+            raise ValueError(f"{missing}; install a C++ compiler, or the torch that ExecuTorch needs") from None
         return TorchGraph(path, spec, threads)
     return ExecutorchGraph(library, path, spec, sha256, cache_folder, threads)
 
