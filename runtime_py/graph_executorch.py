@@ -210,19 +210,24 @@ def build_shim(package: Path) -> Path:
     key = hashlib.sha256(f"{version} {platform.machine()} {package}".encode() + SOURCE.read_bytes()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gemma4-mtp"
     library = folder / f"executorch_shim-{key}.so"
-    if library.is_file():
-        return library
-    compiler = next(filter(shutil.which, (os.environ.get("CXX", ""), *COMPILERS)), None)
-    if compiler is None:
-        raise OSError(f"no C++ compiler ({', '.join(COMPILERS)})")
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:  # each process builds its own and replaces whole
+    if not library.is_file():
+        compiler = next(filter(shutil.which, (os.environ.get("CXX", ""), *COMPILERS)), None)
+        if compiler is None:
+            raise OSError(f"no C++ compiler ({', '.join(COMPILERS)})")
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder):
+            if not library.is_file():  # by another process, meanwhile
+                _compile(compiler, package, library)
+    return library
+
+
+def _compile(compiler: str, package: Path, library: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:  # so that `library` is whole or absent
         made = Path(scratch) / library.name
         done = subprocess.run([compiler, *build_options(package, made)], capture_output=True, text=True)
         if done.returncode:
             raise OSError(f"{compiler} cannot compile {SOURCE} ({' '.join(done.stderr.split())[:200]})")
         os.replace(made, library)
-    return library
 
 
 def build_options(package: Path, out: Path) -> list[str]:
