@@ -10,13 +10,13 @@
 //   g4_close         the bound memory stays the caller's
 //   g4_pack          writes a packed_cache and checks that it loads; for a process of its own, see there
 //
-// Functions that can fail take a buffer for one line of text, always terminated. Graphs may be used from any thread, one
-// graph by one thread at a time. Sizes are rank integers, outermost first; tensors are contiguous.
+// Functions that can fail take a buffer for one line of text, always terminated. A graph may be used from any thread,
+// by one at a time. Sizes are as many integers as the rank, outermost first; tensors are contiguous.
 //
-// packed_cache: path of the file with XNNPACK's packed weights. Finished: it is mapped, which takes no time and no
-// anonymous memory. Absent or empty: weights are packed and written to it. Null: packed weights stay in anonymous memory.
-// The caller chooses a name that changes with the .pte, the processor and ExecuTorch's version, lets one process at a time
-// be inside g4_open with that name, and never gives a file of which it does not know that packing finished.
+// packed_cache: path of the file with XNNPACK's packed weights, shorter than 256 bytes. Finished: it is mapped, which
+// takes no time and no anonymous memory. Absent or empty: weights are packed and written to it. Null: they are packed
+// in anonymous memory. The caller chooses a name that changes with the .pte, the processor and ExecuTorch's version, lets
+// one process at a time be inside g4_open with it, and gives no file of which it does not know that packing finished.
 //
 // Build: C++17, include and library paths of the executorch package; the command is in graph_executorch.py.
 
@@ -31,6 +31,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
@@ -64,8 +65,8 @@ constexpr char kMethod[] = "forward";
 thread_local char last_error[256];  // the newest error line of this thread's log
 
 // ExecuTorch logs to stderr, which is the user's. Errors are kept for our own messages, the rest is dropped.
-void keep_errors(et_timestamp_t, et_pal_log_level_t level, const char*, const char*, size_t, const char* message, size_t) {
-  if (level == kError || level == kFatal) std::snprintf(last_error, sizeof last_error, "%s", message);
+void keep_errors(et_timestamp_t, et_pal_log_level_t level, const char*, const char*, size_t, const char* text, size_t) {
+  if (level == kError || level == kFatal) std::snprintf(last_error, sizeof last_error, "%s", text);
 }
 
 const bool registered = executorch::runtime::register_pal(PalImpl::create(keep_errors, __FILE__));
@@ -210,19 +211,22 @@ int g4_sizes(const g4_graph* graph, int i, int* sizes, int capacity) {
 
 void g4_close(g4_graph* graph) { delete graph; }
 
-// -> 0 if packed_cache is finished. XNNPACK writes it through a mapping, so a full disk ends the process with SIGBUS: let
-// a process do this that may end.
+// -> 0 if packed_cache is finished. XNNPACK writes it through a mapping, so a full disk ends the process with SIGBUS:
+// let a process do this that may end.
 int g4_pack(const char* path, const char* packed_cache) {
   char error[256];
-  std::error_code missing;
-  std::filesystem::file_time_type written[2];
-  for (auto& time : written) {  // the second time a finished file is only mapped, any other one written again
+  std::error_code failed;
+  std::filesystem::file_time_type mark;
+  for (int pass = 0; pass < 2; pass++) {
     g4_graph* graph = g4_open(path, packed_cache, error, sizeof error);
     if (!graph) return 1;
     g4_close(graph);
-    time = std::filesystem::last_write_time(packed_cache, missing);
-    if (missing) return 1;
+    if (pass == 0) {  // the second pass only maps a finished file, which keeps this time, and writes any other again
+      mark = std::filesystem::file_time_type::clock::now() - std::chrono::hours(1);
+      std::filesystem::last_write_time(packed_cache, mark, failed);
+      mark = std::filesystem::last_write_time(packed_cache, failed);
+    }
   }
-  return written[0] == written[1] ? 0 : 1;
+  return !failed && std::filesystem::last_write_time(packed_cache, failed) == mark && !failed ? 0 : 1;
 }
 }

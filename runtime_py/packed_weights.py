@@ -3,8 +3,9 @@
 XNNPACK rearranges all weights when a graph is loaded, into anonymous memory. Here they are packed once, into a file that
 every later load maps. A record beside it (.packed.json) is written when packing has finished; it holds size, modification
 and change time of the .pte and of the packed file. What it finds: a packed file that is cut short, half written, written
-to, or replaced. What it does not find: bytes that rot on the disk without a write. The .pte's sha256 is verified before
-anything reads the file, unless the record says that this very file, by size and both times, has been verified.
+to, or replaced; in a copied bundle, whose files have new times, it is packed anew. What it does not find: bytes that rot
+on the disk without a write. The .pte's sha256 is verified before anything reads the file, unless the record says that
+this very file, by size and both times, has been verified.
 """
 
 import ctypes
@@ -15,6 +16,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -55,6 +57,7 @@ def prepare_packed(shim: ctypes.CDLL, model: Path, sha256: str, packed: Path) ->
         _pack(shim, model, packed)
     with _temporary_beside(packed) as temporary:
         temporary.write_text(json.dumps({"sha256": sha256, "model": _stamp(model), "packed": _stamp(packed)}))
+        shutil.copymode(model, temporary)
         os.replace(temporary, _record_path(packed))
 
 
@@ -95,6 +98,7 @@ def _pack(shim: ctypes.CDLL, model: Path, packed: Path) -> None:
         command = [sys.executable, "-ISc", PACK, shim._name, str(model.absolute()), str(temporary.absolute())]
         if code := subprocess.run(command, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL).returncode:
             raise OSError(f"packing ended with code {code}, the disk may be full")
+        shutil.copymode(model, temporary)  # who can read the .pte can map its weights
         os.replace(temporary, packed)
 
 

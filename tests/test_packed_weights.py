@@ -29,6 +29,8 @@ def test_next_load_maps_what_the_first_packed(made, bundle, monkeypatch):
     opened(bundle, made)
     before = {path.name: path.stat().st_mtime_ns for path in (bundle / "cache").iterdir()}
     assert len(before) == 2
+    modes = {path.stat().st_mode for path in (bundle / "cache").iterdir()}
+    assert modes == {(bundle / "executorch/net.pte").stat().st_mode}
     for name in ("_pack", "verify"):  # neither packed nor hashed again
         monkeypatch.setattr(packed_weights, name, None)
     check_results(opened(bundle, made)(made.feeds), made.results)
@@ -120,6 +122,13 @@ def test_folder_is_locked_while_packing_and_loading(made, bundle, monkeypatch):
     monkeypatch.setattr(ExecutorchGraph, "_open_with", locked_inside(ExecutorchGraph._open_with))
     opened(bundle, made)
     assert seen == ["_pack", "_open_with"]
+
+
+def test_packed_file_without_its_end_is_not_used(made, bundle):
+    """Files may have 30000 bytes: XNNPACK keeps the rest in memory, and cannot write the index, without a word."""
+    (seen,) = child(made, bundle, "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (30000, 30000))")
+    check_child(seen, made)
+    assert "weights are packed in memory" in seen["stderr"] and not list((bundle / "cache").iterdir())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
