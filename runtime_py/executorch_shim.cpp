@@ -15,8 +15,9 @@
 //
 // packed_cache: path of the file with XNNPACK's packed weights, shorter than 256 bytes. Finished: it is mapped, which
 // takes no time and no anonymous memory. Absent or empty: weights are packed and written to it. Null: they are packed
-// in anonymous memory. The caller chooses a name that changes with the .pte, the processor and ExecuTorch's version, lets
-// one process at a time be inside g4_open with it, and gives no file of which it does not know that packing finished.
+// in anonymous memory. The caller chooses a name that changes with the .pte, the processor and ExecuTorch's version,
+// lets one process at a time be inside g4_open with it, and gives no file of which it does not know that packing
+// finished.
 //
 // Build: C++17, include and library paths of the executorch package; the command is in graph_executorch.py.
 

@@ -246,7 +246,8 @@ _pool_threads: list[int] = []
 def use_threads(set_threads: Callable[[int], object], threads: int) -> None:
     """Before the first graph; ValueError if this process has another number. Loaded graphs keep pointing at their pool."""
     if not _pool_threads:
-        set_threads(threads)
+        if set_threads(threads):
+            raise ValueError(f"ExecuTorch cannot run {threads} threads")
         _pool_threads.append(threads)
     if _pool_threads != [threads]:
         raise ValueError(f"this process runs ExecuTorch with {_pool_threads[0]} threads and cannot change to {threads}")
