@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from runtime_py.events import Event, EventParser, TextDelta, ThoughtDelta
 from runtime_py.manifest import FileSpec, TokensSpec
 from runtime_py.text import TEMPLATE, Text
 
@@ -43,3 +44,32 @@ def hf_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     if (folder / "tokenizer_config.json").is_file():
         return AutoTokenizer.from_pretrained(folder)
     return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **NAMED)
+
+
+def ids_of(text: Text, written: str) -> list[int]:
+    return text.tokenizer.encode(written, add_special_tokens=False).ids
+
+
+def spelled(text: Text, written: str) -> list[int]:
+    """Ids of ordinary tokens that decode to what a special token is written as."""
+    ids = [token for character in written for token in ids_of(text, character)]
+    assert not any(text.is_skipped(token) for token in ids)
+    return ids
+
+
+def parse(text: Text, ids: list[int], burst: int = 1) -> list[Event]:
+    """Adjacent deltas of a kind are joined."""
+    parser, events = EventParser(text), []
+    for i in range(0, len(ids), burst):
+        events += parser.push(ids[i : i + burst])
+    return joined([*events, *parser.finish()])
+
+
+def joined(events: list[Event]) -> list[Event]:
+    result: list[Event] = []
+    for event in events:
+        if isinstance(event, TextDelta | ThoughtDelta) and result and type(result[-1]) is type(event):
+            result[-1] = type(event)(result[-1].text + event.text)
+        else:
+            result.append(event)
+    return result
