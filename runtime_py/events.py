@@ -66,7 +66,7 @@ class _Place(Enum):
 class EventParser:
     """Ids in, events out. A channel lasts until its end or the next channel; a call within one is a call.
 
-    Inside a string of a call every token but the quote and the tokens that stop generation is part of the string.
+    Inside a string of a call every token but the quote is part of the string.
     """
 
     def __init__(self, text: Text):
@@ -98,6 +98,8 @@ class EventParser:
         events = self._deltas(self._stream.flush()) + self._settle_label()
         unclosed = "thought" if self._place is not _Place.TEXT else None
         if self._call is not None:
+            if self._call[-1] in self._text.tokens.eos:  # what stopped generation is no part of it
+                self._call.pop()
             events.append(self._malformed("it is not closed"))
             unclosed = "tool_call"
         return [*events, End(unclosed)]
@@ -119,8 +121,6 @@ class EventParser:
         if content == CALL_END and not self._in_string:
             self._call.append(token)
             return [self._finished_call()]
-        if token in self._text.tokens.eos:
-            return [self._malformed("it is not closed")]
         if content == CALL and not self._in_string:
             broken = self._malformed("it is not closed")
             self._call = [token]

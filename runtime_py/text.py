@@ -24,9 +24,8 @@ class Text:
         self.tokenizer = _load_tokenizer(bundle / "tokenizer.json", self.tokens)
         if (size := self.tokenizer.get_vocab_size()) > manifest.target.vocab_size:
             raise ValueError(f"{bundle / 'tokenizer.json'}: {size} tokens, the model has {manifest.target.vocab_size}")
-        named = {self.tokenizer.token_to_id(token) for token in self.tokens.special.values()}
         added = self.tokenizer.get_added_tokens_decoder()
-        self._special = {token for token, entry in added.items() if entry.special or token in named}
+        self._special = {token for token, entry in added.items() if entry.special}
 
     def special_id(self, content: str) -> int | None:
         """The id of a special token, None if the tokenizer has no such token."""

@@ -11,7 +11,7 @@ from runtime_py.text import TEMPLATE, Text
 
 from .edits import edit_json
 from .pairs import TINY, copy_pair, write_tokenizer
-from .texts import GEMMA, NAMED, TOKENS, VOCAB, chat_text, hf_tokenizer, needs_gemma, text_of, tiny_text
+from .texts import GEMMA, NAMED, PIECES, TOKENS, VOCAB, chat_text, hf_tokenizer, needs_gemma, text_of, tiny_text
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
@@ -266,13 +266,18 @@ def test_tokenizer_that_transformers_refuses_is_named(pair_of, tmp_path, content
     assert str(folder) in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_named_token_is_special_whatever_the_tokenizer_says(tmp_path):
+@pytest.mark.parametrize("added", [True, False], ids=["added token", "ordinary token"])
+def test_a_named_token_is_special_whatever_the_tokenizer_says(tmp_path, added):
     """As in Transformers: its text is one token, and decoding leaves it out."""
     write_tokenizer(tmp_path, VOCAB)
-    piece, content = VOCAB - 1, f"\u2581piece{VOCAB - 1 - 260}"
-    assert text_of(tmp_path).decode([piece]) == content.replace("\u2581", " ")
+    token, content = VOCAB - 1, f"\u2581piece{VOCAB - 1 - PIECES}"
+    if added:
+        tokenizer = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+        entry = {**tokenizer["added_tokens"][0], "id": token, "content": content, "special": False}
+        edit_json(tmp_path / "tokenizer.json", {"added_tokens": [*tokenizer["added_tokens"], entry]})
+    assert text_of(tmp_path).decode([token]) == content.replace("\u2581", " ")
     named = contract.TokensSpec(TOKENS.bos, TOKENS.pad, TOKENS.eos, {**NAMED, "image_token": content, "x": "no token"})
     ours = text_of(tmp_path, tokens=named)
-    assert ours.decode([piece]) == "" and ours.is_skipped(piece)
-    assert ours.encode_prompt(f"a{content}")[-1] == piece
+    assert ours.decode([token]) == "" and ours.is_skipped(token)
+    assert ours.encode_prompt(f"a{content}")[-1] == token
     assert ours.tokenizer.get_vocab_size() == VOCAB

@@ -108,6 +108,7 @@ WRITTEN = {
     ),
     "unclosed thought": ("<|channel>thought\nhm", [ThoughtDelta("hm"), End("thought")]),
     "unclosed label": ("<|channel>tho", [ThoughtDelta("tho"), End("thought")]),
+    "stopped thought": ("<|channel>thought\nhm<turn|>", [ThoughtDelta("hm"), End("thought")]),
     "bare channel": ("a<|channel>", [TextDelta("a"), End("thought")]),
 }
 

@@ -81,9 +81,8 @@ MALFORMED = {
 def test_malformed_calls_are_kept_as_written_with_the_reason(tiny, body, reason):
     written = f"<|tool_call>{body}"
     events = parse(tiny, [*ids_of(tiny, "a"), *ids_of(tiny, written)])
-    unclosed = reason == "it is not closed" and not body.endswith("<turn|>")
     kept = MalformedToolCall(written.removesuffix("<turn|>"), reason)
-    assert events == [TextDelta("a"), kept, End("tool_call" if unclosed else None)]
+    assert events == [TextDelta("a"), kept, End("tool_call" if reason == "it is not closed" else None)]
 
 
 def test_a_call_goes_on_after_a_malformed_one(tiny):
@@ -115,6 +114,7 @@ TEXTS = st.text(st.characters(exclude_characters="\u2581", exclude_categories=["
         "<|channel>",
         "<pad>",
         "<bos>",
+        "<turn|>",
     ]
 )
 KEYS = st.from_regex(r"\A[A-Za-z_][\w .-]{0,8}(?<! )\Z") | st.sampled_from(["é", "$x", "a b"])
