@@ -17,6 +17,7 @@ from .checkpoint import chat_template, check_token_maps, file_hashes, generation
 from .config import TargetConfig, check_pair
 from .graphs import CrossDecoder, Drafter, SelfDecoder
 from .quant import RECIPES, TensorError
+from .special_tokens import special_tokens
 from .trace import trace
 from .weights import Weights, open_drafter, open_target
 
@@ -44,8 +45,8 @@ def export_package(
     recipe, errors = RECIPES[recipe_name], []
     target, drafter = open_target(target_source), open_drafter(drafter_source)
     check_pair(target.config, drafter.config)
-    tokens, sampling, drafting = tokens_spec(target), _sampling(target), drafting_defaults(drafter)
     remarks = _remarks(target, drafter)
+    tokens, sampling, drafting = tokens_spec(target), _sampling(target), drafting_defaults(drafter)
     prepare_folder(out, force)
     graphs, placements = {}, {}
     limit = target.config.max_context_tokens
@@ -210,7 +211,7 @@ def _kv_spec(config: TargetConfig) -> contract.KVSpec:
 
 
 def tokens_spec(target: Weights) -> contract.TokensSpec:
-    """Ids of the generation_config; what it leaves out is the config's."""
+    """Ids of the generation_config; what it leaves out is the config's. Names of special tokens are the tokenizer's."""
     generation = generation_config(target.checkpoint.folder, target.checkpoint.config)
     text = target.checkpoint.config.get_text_config()
     eos = generation.eos_token_id if generation.eos_token_id is not None else text.eos_token_id
@@ -223,7 +224,8 @@ def tokens_spec(target: Weights) -> contract.TokensSpec:
                 f"{target.checkpoint.folder}: {name} is {value!r}, generation_config.json or config.json must name "
                 f"token ids from 0 to {limit - 1}"
             )
-    return contract.TokensSpec(bos=bos, pad=pad, eos=tuple(eos) if isinstance(eos, list) else (eos,))
+    special = special_tokens(target.checkpoint.folder, {"bos_token": bos, "pad_token": pad})
+    return contract.TokensSpec(bos, pad, tuple(eos) if isinstance(eos, list) else (eos,), special)
 
 
 def _sampling(target: Weights) -> contract.SamplingSpec:

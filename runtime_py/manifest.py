@@ -146,11 +146,13 @@ class DrafterSpec:
 
 @dataclass(frozen=True)
 class TokensSpec:
-    """Ids as the checkpoint has them; any id of eos ends a text."""
+    """Ids as the checkpoint has them; any id of eos ends a text. special: name -> text of the tokens that a chat
+    template may write (bos_token, ...)."""
 
     bos: int
     pad: int
     eos: tuple[int, ...]
+    special: dict[str, str]
 
 
 @dataclass(frozen=True)
