@@ -19,7 +19,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-import torch.ao.quantization.fx._decomposed  # noqa: F401  registers quantized_decomposed
+import torch.ao.quantization.fx._decomposed  # registers quantized_decomposed
 from executorch.backends.xnnpack.operators.node_visitor import NodeVisitor, register_node_visitor
 from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS
 from executorch.backends.xnnpack.partition.config.generic_node_configs import SliceCopyConfig
@@ -234,7 +234,12 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
 
 
 def write(
-    graph: nn.Module, program: ExportedProgram, weights: Weights, folder: Path, errors: list[TensorError]
+    graph: nn.Module,
+    program: ExportedProgram,
+    weights: Weights,
+    folder: Path,
+    errors: list[TensorError],
+    say: Callable[[str], None],
 ) -> Placement:
     """folder/<graph>.pte -> where the rows and scales of a head lie in it, as far as they are found.
 
@@ -246,8 +251,10 @@ def write(
         constants = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=".constants-")))
         stack.enter_context(_spilled(constants))
         stack.enter_context(_short_provenance())
+        say("weights")
         decompose(program)
         _fill(graph, program, weights, constants, errors)
+        say("lower")
         edge = to_edge_transform_and_lower(
             {"forward": program},
             partitioner=[XnnpackPartitioner(configs=CONFIGS)],
@@ -256,6 +263,7 @@ def write(
         delegates, outside = census(edge.exported_program("forward").graph_module)
         if delegates != 1 or outside:
             raise ValueError(f"{graph.name}: {delegates} XNNPACK delegates, operations outside: {outside or 'none'}")
+        say("plan")
         lowered = edge.to_executorch(
             ExecutorchBackendConfig(
                 extract_delegate_segments=True,
@@ -263,6 +271,7 @@ def write(
                 memory_planning_pass=MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False),
             )
         )
+        say("write")
         with open(path, "wb") as file:
             lowered.write_to_file(file)
         return _head_placement(path, program)
@@ -332,9 +341,7 @@ def _short_provenance() -> Iterator[None]:
 def census(module: torch.fx.GraphModule) -> tuple[int, dict[str, int]]:
     """-> number of delegates, calls left outside by operation"""
     calls = [
-        node.target
-        for node in module.graph.nodes
-        if node.op == "call_function" and node.target is not operator.getitem
+        node.target for node in module.graph.nodes if node.op == "call_function" and node.target is not operator.getitem
     ]
     outside = [target for target in calls if target is not torch.ops.higher_order.executorch_call_delegate]
     return len(calls) - len(outside), dict(collections.Counter(map(str, outside)))

@@ -1,5 +1,6 @@
 """What a backend gives: a loaded graph, called with named float32 arrays."""
 
+import importlib.util
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +16,11 @@ class Graph(Protocol):
     def __call__(self, feeds: dict[str, Array]) -> dict[str, Array]:
         """Inputs by name -> outputs by name, as the graph's spec in the manifest declares them."""
         ...
+
+
+def installed(backend: str) -> bool:
+    """Whether the backend's package is there; it is not imported."""
+    return importlib.util.find_spec({"onnx": "onnxruntime", "executorch": "executorch"}[backend]) is not None
 
 
 def load_graph(bundle: Path, manifest: Manifest, name: str, backend: str, threads: int) -> Graph:

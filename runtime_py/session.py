@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import manifest as contract
+from .graph import installed
 from .models import Drafter, Target, load_drafter, load_target
 from .speculative import DraftPolicy, Round, generate
 from .text import Text, TextStream
+
+PREFERENCE = ("executorch", "onnx")  # verifying a block costs less on ExecuTorch
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,7 @@ class Pair:
     """drafter None: plain decoding, and off_reason says why. load_s: seconds that loading took."""
 
     manifest: contract.Manifest
+    backend: str
     target: Target
     drafter: Drafter | None
     off_reason: str | None
@@ -27,11 +31,12 @@ class Pair:
 
 
 def load(
-    bundle: Path, threads: int, draft_tokens: int | None = None, schedule: str | None = None, backend: str = "onnx"
+    bundle: Path, threads: int, draft_tokens: int | None = None, schedule: str | None = None, backend: str = "auto"
 ) -> Pair:
     """ValueError if the bundle does not load. A drafter that is missing or corrupt only turns drafting off."""
     started = time.perf_counter()
     manifest = contract.load(bundle)
+    backend = choose_backend(manifest, backend)
     target = load_target(bundle, manifest, backend, threads)
     policy = DraftPolicy(
         manifest.drafter.num_draft_tokens if draft_tokens is None else draft_tokens,
@@ -44,7 +49,17 @@ def load(
         except (ValueError, OSError) as error:
             off_reason = str(error)
     text = Text(bundle, manifest)
-    return Pair(manifest, target, drafter, off_reason, policy, text, time.perf_counter() - started)
+    return Pair(manifest, backend, target, drafter, off_reason, policy, text, time.perf_counter() - started)
+
+
+def choose_backend(manifest: contract.Manifest, wanted: str) -> str:
+    """wanted, or for "auto" the first of PREFERENCE that the bundle holds and whose package is installed."""
+    held = manifest.backends
+    if wanted == "auto":
+        return next((name for name in PREFERENCE if name in held and installed(name)), next(iter(held)))
+    if wanted not in held:
+        raise ValueError(f"the bundle has files for {', '.join(held)}, not for {wanted}; export it with --backend all")
+    return wanted
 
 
 def generate_text(pair: Pair, prompt_ids: list[int], max_new_tokens: int, show: Callable[[str], None]) -> dict:
@@ -69,6 +84,7 @@ def generate_text(pair: Pair, prompt_ids: list[int], max_new_tokens: int, show: 
         "prompt_ids": list(prompt_ids),
         "token_ids": token_ids,
         "stop_reason": rounds[-1].stop_reason,
+        "backend": pair.backend,
         "timings": {
             "load_s": pair.load_s,
             "prefill_tokens": len(prompt_ids),
