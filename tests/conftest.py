@@ -1,41 +1,64 @@
-"""Pairs and bundles that tests share: each is made once per run."""
+"""Pairs and bundles that tests share: each is made once per run, also where several processes share the run."""
 
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from .pairs import TINY, PairShape, write_pair
 
+BACKENDS = ("onnx", "executorch")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One thread for all: workers share the cores, and sums keep their order."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture(scope="session")
-def pair_of(tmp_path_factory):
+def made_once(tmp_path_factory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """(name, make) -> the folder that make(folder) filled, by whichever process came first."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+    def once(name: str, make: Callable[[Path], object]) -> Path:
+        folder = root / f"made-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+        done = folder.with_suffix(".done")
+        with FileLock(folder.with_suffix(".lock")):
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                make(folder)
+                done.touch()
+        return folder
+
+    return once
+
+
+@pytest.fixture(scope="session")
+def pair_of(made_once):
     """PairShape or "tiny" -> (target folder, assistant folder)."""
-    made: dict[PairShape, tuple[Path, Path]] = {}
 
     def make(shape: PairShape | str) -> tuple[Path, Path]:
-        if shape == "tiny":
-            return TINY / "target", TINY / "assistant"
-        if shape not in made:
-            made[shape] = write_pair(tmp_path_factory.mktemp("pair"), shape)
-        return made[shape]
+        folder = TINY if shape == "tiny" else made_once(f"pair {shape}", lambda out: write_pair(out, shape))
+        return folder / "target", folder / "assistant"
 
     return make
 
 
 @pytest.fixture(scope="session")
-def bundle_of(pair_of, tmp_path_factory):
+def bundle_of(pair_of, made_once):
     """(PairShape or "tiny", recipe, backend) -> bundle folder. Shared: tests that write to it copy it first."""
     from export.package import export_package
 
-    made: dict[tuple[PairShape | str, str, str], Path] = {}
-
     def make(shape: PairShape | str, recipe: str = "int8", backend: str = "onnx") -> Path:
-        key = shape, recipe, backend
-        if key not in made:
-            out = tmp_path_factory.mktemp("bundle") / f"{recipe}"
+        def export(out: Path) -> None:
             target, drafter = pair_of(shape)
             export_package("tiny", str(target), str(drafter), recipe, out, backends=(backend,))
-            made[key] = out
-        return made[key]
+
+        return made_once(f"bundle {shape} {recipe} {backend}", export)
 
     return make

@@ -204,7 +204,7 @@ class RecordingDrafter(Drafter):
         return self._last
 
     def draft(self, cache: KVCache, token: int, hidden: Array, count: int) -> list[int]:
-        self.rounds.append(DraftRound(cache.length + 1, token, hidden))
+        self.rounds.append(DraftRound(cache.length + 1, token, hidden.copy()))
         return super().draft(cache, token, hidden, count)
 
     def step(self, block: dict[str, Array], token: int, state: Array) -> tuple[int, Array]:
@@ -215,7 +215,8 @@ class RecordingDrafter(Drafter):
         else:
             candidates, logits = np.arange(self._last["logits"].shape[1]), self._last["logits"][0]
         self.rounds[-1].drafts.append(drafted)
-        self.rounds[-1].steps.append(DraftStep(hidden, state[0], logits, candidates))
+        kept = hidden.copy(), state[0].copy(), logits.copy()  # outputs last until the next call
+        self.rounds[-1].steps.append(DraftStep(*kept, candidates))
         return drafted, state
 
 

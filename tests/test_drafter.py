@@ -7,6 +7,7 @@ import torch
 from runtime_py.manifest import CHUNK_ROWS
 
 from . import tolerances
+from .conftest import BACKENDS
 from .pairs import PairShape
 from .reference import (
     HfParityCache,
@@ -61,9 +62,10 @@ def test_steps_equal_the_assistant(pair_with_reference, shape):
     assert cache.length > shape.window + 4
 
 
-def test_steps_of_the_trained_pair_equal_the_assistant(bundle_of, pair_of):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_steps_of_the_trained_pair_equal_the_assistant(bundle_of, pair_of, backend):
     """In whole generations: float32 files, real acceptance, a prompt and 64 tokens past the window of 32."""
-    bundle, reference = bundle_of("tiny", "fp32"), transformers_pair(pair_of("tiny"))
+    bundle, reference = bundle_of("tiny", "fp32", backend), transformers_pair(pair_of("tiny"))
     models, partial, past_window = file_models(bundle), 0, 0
     for prompt in prompts_of(bundle, 4):
         models.drafter.rounds.clear()
@@ -89,12 +91,13 @@ def test_stale_rows_reproduce_the_drafts_of_random_pairs(pair_with_reference, sh
         assert [entry.drafts for entry in models.drafter.rounds] == reference.assisted(prompt, 24, 3)[1]
 
 
-def test_stale_rows_reproduce_the_drafts_of_the_trained_pair(bundle_of, pair_of):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_stale_rows_reproduce_the_drafts_of_the_trained_pair(bundle_of, pair_of, backend):
     """One by one over generations past the window, up to the end of the first chunk, where a block of ours is cut and
     one of Transformers is not; the drafter that sees committed rows only is accepted at least as often."""
-    bundle, reference = bundle_of("tiny", "fp32"), transformers_pair(pair_of("tiny"))
+    bundle, reference = bundle_of("tiny", "fp32", backend), transformers_pair(pair_of("tiny"))
     models = file_models(bundle)
-    stale = build(models.manifest, bundle, models.graphs, drafter=HfParityDrafter, cache=HfParityCache)
+    stale = build(models.manifest, bundle, models.graphs, backend, drafter=HfParityDrafter, cache=HfParityCache)
     stale_rounds, rounds, drafts, committed_drafts = [], [], [], []
     for prompt in prompts_of(bundle, 20):
         new_tokens = min(NEW_TOKENS, CHUNK_ROWS - len(prompt))

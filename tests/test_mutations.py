@@ -20,6 +20,7 @@ from runtime_py.models import Target, TargetOutput
 from runtime_py.speculative import Round
 
 from . import tolerances
+from .conftest import BACKENDS
 from .pairs import PairShape
 from .reference import (
     DraftRound,
@@ -132,7 +133,7 @@ class Unscaled(RecordingDrafter):
 
     def __init__(self, manifest, graph, bundle, target):
         super().__init__(manifest, graph, bundle, target)
-        scale = manifest.backends["onnx"].token_table.multiplier
+        scale = next(iter(manifest.backends.values())).token_table.multiplier
         self._target = type("Unscaled", (), {"embed": staticmethod(lambda ids: target.embed(ids) / scale)})
 
 
@@ -179,7 +180,8 @@ class SixteenBitIds(RecordingDrafter):
 def rebuilt(models: Models, graphs: dict | None = None, offset: int = 0, **classes) -> Models:
     manifest = models.manifest
     drafter = replace(manifest.drafter, position_offset=manifest.drafter.position_offset + offset)
-    return build(replace(manifest, drafter=drafter), models.bundle, {**models.graphs, **(graphs or {})}, **classes)
+    graphs = {**models.graphs, **(graphs or {})}
+    return build(replace(manifest, drafter=drafter), models.bundle, graphs, models.backend, **classes)
 
 
 MUTATIONS = {
@@ -205,10 +207,10 @@ MUTATIONS = {
 }
 
 
-@pytest.fixture(scope="module")
-def trained(bundle_of, pair_of):
+@pytest.fixture(scope="module", params=BACKENDS)
+def trained(request, bundle_of, pair_of):
     """Check one variant of the trained pair -> (acceptance holds, places), (logits hold, deviations)."""
-    bundle, reference = bundle_of("tiny", "fp32"), transformers_pair(pair_of("tiny"))
+    bundle, reference = bundle_of("tiny", "fp32", request.param), transformers_pair(pair_of("tiny"))
     models, eager, prompts = file_models(bundle), eager_graphs(pair_of("tiny"), "fp32"), prompts_of(bundle, PROMPTS)
 
     @functools.cache
