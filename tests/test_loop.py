@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime_py.drafting import MAX_DRAFT_TOKENS, DraftPolicy
 from runtime_py.manifest import FULL, SLIDING
 from runtime_py.models import Drafter, rope_rows
 from runtime_py.session import Pair, draft_statistics, generate_text
-from runtime_py.speculative import MAX_DRAFT_TOKENS, DraftPolicy, Round, generate
+from runtime_py.speculative import Round, generate
 
 from .doubles import EOS, TOKENS, VOCAB, Script, ScriptedDrafter, ScriptedTarget, cached_ids
 
