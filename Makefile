@@ -16,7 +16,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 demo: setup
 	$(RUN) -m export tiny --int8 --out $(BUNDLE) --force
-	$(RUN) -m runtime_py generate $(BUNDLE) --prompt 'ROMEO:' --max-new-tokens 200 --draft-tokens 3
+	$(RUN) -m runtime_py generate $(BUNDLE) --prompt 'ROMEO:' --max-new-tokens 200 --draft-tokens 3 --temperature 0
 
 test: setup
 	$(VENV)/bin/ruff check .

@@ -17,15 +17,17 @@ ROW_SHARE = 0.15  # of one row's time for each row more
 DRAFT_SHARE = 0.06  # of one row's time for a drafted token
 FIRST_CHANCE, NEXT_SHARE = 0.6, 0.95  # of the first draft; of a draft after one that was accepted, of the one before it
 
+OUTER, STALE = 0.7, 0.3  # of the usual slope beyond the most rows of that weight: what looks cheap is tried, and known
+
 TIME_CLIP = 1.5  # a measurement counts at most this factor off what was expected: the machine does other things too
 TIME_SHARED = 0.05  # of its difference is taken to hold for any number of rows
 TIME_KEPT, TIME_WEIGHT = 0.99, 30.0  # weight kept per round; most that a mean can have
 CHANCE_KEPT, CHANCE_KEPT_IDLE = 0.98, 0.999  # weight kept per round of the source; per round in which it was not seen
 
 PROBE_SHARE = 0.005  # of the time may be lost to probes, and to drafts that do not pay
-PROBE_GAP = 3  # rounds between probes, at least
+PROBE_GAP = 5  # rounds between probes, at least
 CREDIT, MAX_CREDIT = 1.0, 2.0  # at the start, at most; in tokens that plain decoding makes in the same time
-GUARD, MAX_GUARD = 5.0, 15.0
+GUARD, MAX_GUARD = 5.0, 30.0
 
 
 class Mean(NamedTuple):
@@ -92,8 +94,9 @@ def verify_seconds(rows: dict[int, Mean]) -> list[float]:
     one = rows[1].value if 1 in rows else level / (1 + ROW_SHARE * (center - 1))
     slope = (slope + ROW_SHARE * one) / (spread + 1)  # as if one measurement more had the usual slope
     seconds: list[float] = []
+    widest = max(r for r, mean in rows.items() if mean.weight > STALE)
     for r in range(1, MAX_DRAFT_TOKENS + 2):
-        line = level + slope * (r - center)
+        line = level + slope * (min(r, widest) - center + OUTER * max(r - widest, 0))
         if mean := rows.get(r):
             line += mean.weight / (mean.weight + 1) * (mean.value - line)
         seconds.append(max(line, seconds[-1] if seconds else 0.0))
