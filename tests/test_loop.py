@@ -269,6 +269,10 @@ def test_statistics_count_blocks_drafts_and_places():
             {"drafted": 4, "accepted": 2},
             {"drafted": 3, "accepted": 1},
         ],
+        "per_drafter": {
+            "mtp": {"rounds": 4, "drafted": 11, "accepted": 6},
+            "ngram": {"rounds": 0, "drafted": 0, "accepted": 0},
+        },
     }
     assert draft_statistics([Round((7,), 0, 0, "length")])["per_position"] == []
 
