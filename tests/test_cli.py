@@ -140,7 +140,8 @@ def test_json_has_exactly_the_documented_fields(bundle):
         assert_fields(place, {"drafted": int, "accepted": int})
     assert sum(place["drafted"] for place in draft["per_position"]) == draft["drafted"]
     assert sum(place["accepted"] for place in draft["per_position"]) == draft["accepted"] > 0
-    assert len(result["token_ids"]) == 1 + draft["rounds"] + draft["accepted"] == TOKENS
+    assert len(result["token_ids"]) == TOKENS
+    assert 1 + draft["rounds"] + draft["accepted"] in (TOKENS - 1, TOKENS)  # a last round may have no room for drafts
     assert timings["prefill_tokens"] == len(result["prompt_ids"])
     assert result["stop_reason"] == "length"
 
