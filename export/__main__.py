@@ -1,6 +1,7 @@
 """Command line: python -m export {tiny|e2b|e4b} [--int8|--int4|--fp32] ..., python -m export check BUNDLE."""
 
 import argparse
+import logging
 import os
 import sys
 from pathlib import Path
@@ -43,6 +44,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str]) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    for chatty in ("torchao", "torch.utils._pytree"):  # what they say at import concerns nobody here
+        logging.getLogger(chatty).setLevel(logging.ERROR)
     try:
         options = parser().parse_args(arguments)
         if options.command == "check":

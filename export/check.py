@@ -78,14 +78,16 @@ def _check_pair(manifest: Manifest) -> None:
         ("cross_decoder", "hidden"): ("R", target.hidden_size),
     }
     for kind, donor in kv.donors.items():
-        for name in (f"k_{kind}", f"v_{kind}"):
-            for graph in ("cross_decoder", "drafter"):
-                wanted[graph, name] = f"P_{kind}", layers[donor].kv_heads, layers[donor].head_dim
+        for w in "kv":
+            row = layers[donor].kv_heads, layers[donor].head_dim
+            wanted["drafter", f"{w}_{kind}"] = wanted["cross_decoder", f"{w}_{kind}"] = f"P_{kind}", *row
+            wanted["cross_decoder", f"tail_{w}_{kind}"] = kv.chunk_rows, *row
     for layer in kv.layers:
-        for name in (f"past_k.{layer.layer}", f"past_v.{layer.layer}"):
-            wanted["self_decoder", name] = f"P_{layer.type}", layer.kv_heads, layer.head_dim
+        for w in "kv":
+            wanted["self_decoder", f"past_{w}.{layer.layer}"] = f"P_{layer.type}", layer.kv_heads, layer.head_dim
+            wanted["self_decoder", f"tail_{w}.{layer.layer}"] = kv.chunk_rows, layer.kv_heads, layer.head_dim
     group = target.query_heads // max(1, kv.layers[0].kv_heads)
-    wanted["self_decoder", "mask_new"] = "T" if group == 1 else f"{group}*T", "T"
+    wanted["self_decoder", "mask_tail_full"] = "T" if group == 1 else f"{group}*T", kv.chunk_rows
     if drafter.centroid_head is None:
         wanted["drafter", "logits"] = 1, target.vocab_size
     for (graph, name), shape in wanted.items():
@@ -126,11 +128,11 @@ def _check_run(bundle: Path, manifest: Manifest, backend: str) -> None:
 def _rows_that_differ(target: Target) -> list[int]:
     """The T of 1..MAX_BLOCK at which logits or hidden of the pending token's row depend on the rows after it."""
     random = np.random.default_rng(0)
-    largest = min(MAX_BLOCK, target.spec.max_rows, target.spec.max_context_tokens - 1)
+    largest = min(MAX_BLOCK, target.spec.max_context_tokens - 1)
     cache = target.new_cache(min(target.spec.max_context_tokens, CONTEXT_TOKENS + largest))
     ids = random.integers(0, target.spec.vocab_size, cache.max_context_tokens - largest).tolist()
-    for start in range(0, len(ids), target.spec.max_rows):
-        target.append(cache, ids[start : start + target.spec.max_rows])
+    while cache.length < len(ids):
+        target.append(cache, ids[cache.length : cache.length + cache.room])
     pending, alone = ids[0], _first_row(target, cache, ids[:1])
     broken = []
     for rows in range(1, largest + 1):

@@ -82,31 +82,21 @@ def gelu(x):
     return std.Gelu(x, approximate="tanh")
 
 
-def attend(q, k_past, v_past, k_new=None, v_new=None, mask_past=None, mask_new=None):
+def attend(q, k_past, v_past, k_tail=None, v_tail=None, mask_past=None, mask_tail=None):
     (heads, dim), kv = q.shape[1:], k_past.shape[1]
     q = _by_kv_head(q, kv)
-    if k_new is None:  # the drafter
-        out = std.MatMul(std.Softmax(_scores(q, k_past, mask_past), axis=-1), _rows_by_head(v_past))
+    past = _scores(q, k_past, mask_past)
+    if k_tail is None:  # the drafter
+        out = std.MatMul(std.Softmax(past, axis=-1), _rows_by_head(v_past))
     else:
-        scores = std.Concat(_scores(q, k_past, mask_past), _scores(q, k_new, mask_new), axis=-1)
-        out = _weigh(scores, _rows_by_head(v_past), _rows_by_head(v_new), std.Shape(k_past, start=0, end=1))
+        weights = std.Softmax(std.Concat(_scores(q, k_tail, mask_tail), past, axis=-1), axis=-1)
+        chunk = _ints(k_tail.shape[0])  # two products, so that V is never concatenated
+        of_tail = std.MatMul(std.Slice(weights, _ints(0), chunk, _ints(-1)), _rows_by_head(v_tail))
+        of_past = std.MatMul(std.Slice(weights, chunk, _ints(1 << 40), _ints(-1)), _rows_by_head(v_past))
+        out = std.Add(of_tail, of_past)
     if kv > 1:
         out = std.Transpose(std.Reshape(out, _ints(kv, -1, heads // kv, dim)), perm=[1, 0, 2, 3])
     return std.Reshape(out, _ints(-1, heads * dim))
-
-
-def _weigh(scores, v_past, v_new, past):
-    """softmax(scores) @ [v_past; v_new], with sums that round alike wherever a key stands.
-
-    A key is in v_new when its row is verified in a block, in v_past when it was run before: float32 sums in another
-    order would differ in their last bit, quantized activations would magnify it, and drafted text would leave plain
-    text in near ties. Sums in double do not. Two products, so that V is never concatenated.
-    """
-    weights = std.Cast(std.Exp(std.Sub(scores, std.ReduceMax(scores, _ints(-1)))), to=ir.DataType.DOUBLE)
-    seen = std.MatMul(std.Slice(weights, _ints(0), past, _ints(-1)), std.Cast(v_past, to=ir.DataType.DOUBLE))
-    new = std.MatMul(std.Slice(weights, past, _ints(1 << 40), _ints(-1)), std.Cast(v_new, to=ir.DataType.DOUBLE))
-    total = std.ReduceSum(weights, _ints(-1))
-    return std.Cast(std.Div(std.Add(seen, new), total), to=ir.DataType.FLOAT)
 
 
 def _by_kv_head(q, kv: int):

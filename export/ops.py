@@ -1,6 +1,6 @@
 """The opaque operations of the graphs: eager meaning and fake shape. Each backend lowers them by one table.
 
-Legend: T rows, n query heads, D head_dim, kv key/value heads, P past rows, g = n / kv. Eager bodies are the float32
+Legend: T rows, n query heads, D head_dim, kv key/value heads, P past rows, C rows of a chunk, g = n / kv. Eager bodies are the float32
 reference; nothing here knows a backend.
 """
 
@@ -63,23 +63,26 @@ def attend(
     q: Tensor,
     k_past: Tensor,
     v_past: Tensor,
-    k_new: Tensor | None = None,
-    v_new: Tensor | None = None,
+    k_tail: Tensor | None = None,
+    v_tail: Tensor | None = None,
     mask_past: Tensor | None = None,
-    mask_new: Tensor | None = None,
+    mask_tail: Tensor | None = None,
 ) -> Tensor:
-    """Attention of scale 1 over past and new rows -> [R, n * D].
+    """Attention of scale 1 over the past and the open chunk (tail) -> [R, n * D].
 
-    q [R, n, D]; k_past, v_past [P, kv, D]; k_new, v_new [T, kv, D]. Masks are additive with a row per (token, query
-    head of a group): mask_past [R * g, P] or [1, P], mask_new [R * g, T]. None: every past row is seen, no new rows.
+    q [R, n, D]; k_past, v_past [P, kv, D]; k_tail, v_tail [C, kv, D]. Masks are additive with a row per (token, query
+    head of a group): mask_past [R * g, P] or [1, P], mask_tail [R * g, C]. None: every past row is seen, no tail.
     """
     rows, _, dim = q.shape
     kv = k_past.shape[1]
     q = q.reshape(rows, kv, -1, dim).transpose(0, 1).reshape(kv, -1, dim)
-    parts, values = [_scores(q, k_past, mask_past)], v_past
-    if k_new is not None:
-        parts, values = [*parts, _scores(q, k_new, mask_new)], torch.cat([v_past, v_new])
-    out = torch.cat(parts, -1).softmax(-1) @ values.transpose(0, 1)
+    past = _scores(q, k_past, mask_past)
+    if k_tail is None:
+        out = past.softmax(-1) @ v_past.transpose(0, 1)
+    else:
+        chunk = k_tail.shape[0]
+        weights = torch.cat([_scores(q, k_tail, mask_tail), past], -1).softmax(-1)
+        out = weights[..., :chunk] @ v_tail.transpose(0, 1) + weights[..., chunk:] @ v_past.transpose(0, 1)
     return out.reshape(kv, rows, -1, dim).transpose(0, 1).reshape(rows, -1)
 
 
@@ -90,5 +93,5 @@ def _scores(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
 
 
 @attend.register_fake
-def _(q, k_past, v_past, k_new=None, v_new=None, mask_past=None, mask_new=None):
+def _(q, k_past, v_past, k_tail=None, v_tail=None, mask_past=None, mask_tail=None):
     return q.new_empty((q.shape[0], q.shape[1] * q.shape[2]))

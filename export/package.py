@@ -17,7 +17,7 @@ from .checkpoint import chat_template, check_token_maps, file_hashes, generation
 from .config import TargetConfig, check_pair
 from .graphs import CrossDecoder, Drafter, SelfDecoder
 from .quant import RECIPES, TensorError
-from .trace import max_rows, trace
+from .trace import trace
 from .weights import Weights, open_drafter, open_target
 
 OURS = re.compile(  # paths that an export writes, so that --force deletes nothing else
@@ -165,7 +165,6 @@ def _target_spec(
         query_heads=config.query_heads,
         per_layer_input_size=config.per_layer_input_size,
         max_context_tokens=config.max_context_tokens,
-        max_rows=max_rows(config),
         inv_freq=config.inv_freq,
         token_table=token_table,
         per_layer_table=per_layer_table,
@@ -207,7 +206,7 @@ def _kv_spec(config: TargetConfig) -> contract.KVSpec:
     layers = [
         contract.KVLayerSpec(layer.index, layer.type, config.kv_heads, layer.head_dim) for layer in config.own_layers
     ]
-    return contract.KVSpec(config.window, tuple(layers), config.donors)
+    return contract.KVSpec(config.window, contract.CHUNK_ROWS, tuple(layers), config.donors)
 
 
 def tokens_spec(target: Weights) -> contract.TokensSpec:

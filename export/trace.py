@@ -5,24 +5,19 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
 
-from runtime_py.manifest import TensorSpec
+from runtime_py.manifest import CHUNK_ROWS, TensorSpec
 
 from .config import TextConfig
 from .quant import Recipe
 
-MAX_ROWS = 128  # T; a block must also fit in the window
 EXAMPLE_SIZES = {"T": 3, "R": 2, "P_sliding": 5, "P_full": 7}  # all different, none 0 or 1: torch.export would pin them
-
-
-def max_rows(config: TextConfig) -> int:
-    return min(MAX_ROWS, config.window)
 
 
 def trace(
     graph: type[nn.Module], config: TextConfig, recipe: Recipe, max_context_tokens: int
 ) -> tuple[nn.Module, ExportedProgram]:
     """The graph with fake weights and its program; input sizes are dynamic as the graph's specs say."""
-    limits = {"T": max_rows(config), "R": max_rows(config), "P_sliding": config.window, "P_full": max_context_tokens}
+    limits = {"T": CHUNK_ROWS, "R": CHUNK_ROWS, "P_sliding": config.window, "P_full": max_context_tokens}
     dims = {symbol: Dim(symbol, min=1, max=limit) for symbol, limit in limits.items()}
     with FakeTensorMode(), torch.no_grad():
         module = graph(config, recipe).eval()

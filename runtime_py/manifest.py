@@ -3,10 +3,12 @@
 A graph's inputs and outputs are data (`GraphSpec`). All are float32 without a batch axis; a size in a shape is an
 integer or one of these symbols, optionally with a factor in front ("4*T"):
 
-    T           rows run in one call, 1..max_rows
+    T           rows run in one call, 1..chunk_rows
     R           rows whose logits are asked for, 1..T
     P_sliding   past rows of a sliding layer, 1..window (slot = position mod window)
     P_full      past rows of a full layer, 1..context
+
+The past are closed chunks of chunk_rows positions, but the drafter's, which are all committed rows.
 """
 
 import dataclasses
@@ -18,10 +20,11 @@ import typing
 from dataclasses import dataclass
 from pathlib import Path
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 GRAPHS = ("self_decoder", "cross_decoder", "drafter")
 SLIDING, FULL = "sliding", "full"
+CHUNK_ROWS = 128  # positions of a chunk: the most tokens of one call, and the rows of the graphs' tail inputs
 DTYPES = {"int8": 1, "uint8": 1, "bfloat16": 2, "int32": 4, "float32": 4}  # bytes per element
 
 
@@ -89,9 +92,13 @@ class KVLayerSpec:
 
 @dataclass(frozen=True)
 class KVSpec:
-    """layers in the order of the self_decoder's past_k.*; donors: type -> the layer whose rows the others read."""
+    """layers in the order of the self_decoder's past_k.*; donors: type -> the layer whose rows the others read.
+
+    chunk_rows: no call crosses a multiple of it, so that a token's keys stand at the same places alone and in a block.
+    """
 
     window: int
+    chunk_rows: int
     layers: tuple[KVLayerSpec, ...]
     donors: dict[str, int]
 
@@ -105,7 +112,6 @@ class TargetSpec:
     query_heads: int
     per_layer_input_size: int
     max_context_tokens: int  # checkpoint field max_position_embeddings
-    max_rows: int  # largest T of one call
     inv_freq: dict[str, tuple[float, ...]]  # layer type -> rotary frequencies, [head_dim / 2]
     token_table: TableSpec
     per_layer_table: TableSpec
@@ -394,15 +400,13 @@ def _validate_numbers(manifest: Manifest) -> None:
         "target.vocab_size": target.vocab_size,
         "target.query_heads": target.query_heads,
         "target.max_context_tokens": target.max_context_tokens,
-        "target.max_rows": target.max_rows,
+        "kv.chunk_rows": manifest.kv.chunk_rows,
         "kv.window": manifest.kv.window,
         "drafter.num_draft_tokens": drafter.num_draft_tokens,
     }
     for where, value in positive.items():
         if value < 1:
             raise ValueError(f"{where}: must be at least 1, got {value}")
-    if target.max_rows > manifest.kv.window:
-        raise ValueError(f"target.max_rows: {target.max_rows} rows do not fit into the window of {manifest.kv.window}")
     for table in (target.token_table, target.per_layer_table):
         if table.data.shape[0] != target.vocab_size:
             raise ValueError(f"target: a table has {table.data.shape[0]} rows, vocab_size is {target.vocab_size}")

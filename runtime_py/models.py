@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .cache import KVCache
+from .cache import KVCache, Layout
 from .embeddings import EmbeddingTable, map_array, to_float
 from .graph import Graph, load_graph
 from .manifest import FULL, SLIDING, CentroidHeadSpec, Manifest, check_hashes, check_sizes, graph_files
@@ -20,24 +20,22 @@ KINDS = (SLIDING, FULL)
 
 @dataclass(frozen=True)
 class Rows:
-    """What the host prepares for T tokens: embeds [T, H] (scaled), per_layer [L, T, d], cos/sin [T, D] and the masks
-    by input name."""
+    """What the host prepares for T tokens: embeds [T, H] (scaled), per_layer [L, T, d], cos/sin [T, D] by input name."""
 
     embeds: Array
     per_layer: Array
     rope: dict[str, Array]
-    masks: dict[str, Array]
+    layout: Layout
 
     def last(self, group: int) -> "Rows":
         """The same for the last row alone."""
-        masks = {name: mask if name == "mask_full" else mask[-group:] for name, mask in self.masks.items()}
-        return Rows(
-            self.embeds[-1:], self.per_layer[:, -1:], {name: part[-1:] for name, part in self.rope.items()}, masks
-        )
+        masks = {name: mask[-group:] for name, mask in self.layout.masks.items()}
+        rope = {name: part[-1:] for name, part in self.rope.items()}
+        return Rows(self.embeds[-1:], self.per_layer[:, -1:], rope, Layout(masks, self.layout.shared))
 
     def feeds(self, layers: range) -> dict[str, Array]:
         per_layer = {f"per_layer.{i}": self.per_layer[i] for i in layers}
-        return {"embeds": self.embeds, **per_layer, **self.rope, **self.masks}
+        return {"embeds": self.embeds, **per_layer, **self.rope, **self.layout.masks, **self.layout.shared}
 
 
 @dataclass(frozen=True)
@@ -67,6 +65,7 @@ class SelfDecoder:
         feeds = rows.feeds(self._range)
         for layer in self._layers:
             feeds[f"past_k.{layer.layer}"], feeds[f"past_v.{layer.layer}"] = cache.past(layer.layer, layer.type)
+            feeds[f"tail_k.{layer.layer}"], feeds[f"tail_v.{layer.layer}"] = cache.tail(layer.layer, layer.type)
         out = self._graph(feeds)
         k, v = ([out[f"new_{w}.{layer.layer}"] for layer in self._layers] for w in "kv")
         return NewRows(out["x"], k, v)
@@ -81,8 +80,10 @@ class CrossDecoder:
         """rows: the asked ones -> logits [R, V], hidden [R, H]"""
         feeds = {"x": new.x[-len(rows.embeds) :], **rows.feeds(self._range)}
         for kind in KINDS:
-            feeds[f"k_{kind}"], feeds[f"v_{kind}"] = cache.donor_rows(kind)
-            feeds[f"new_k_{kind}"], feeds[f"new_v_{kind}"] = new.k[self._donors[kind]], new.v[self._donors[kind]]
+            donor = self._donors[kind]
+            feeds[f"k_{kind}"], feeds[f"v_{kind}"] = cache.past(donor, kind)
+            feeds[f"tail_k_{kind}"], feeds[f"tail_v_{kind}"] = cache.tail(donor, kind)
+            feeds[f"new_k_{kind}"], feeds[f"new_v_{kind}"] = new.k[donor], new.v[donor]
         out = self._graph(feeds)
         return out["logits"], out["hidden"]
 
@@ -111,11 +112,11 @@ class Target:
             embeds=self.embed(ids),
             per_layer=np.ascontiguousarray(per_layer.transpose(1, 0, 2)),
             rope=rope_rows(self.spec.inv_freq, np.arange(cache.length, cache.length + len(ids))),
-            masks=cache.masks(len(ids)),
+            layout=cache.layout(len(ids)),
         )
 
     def forward(self, cache: KVCache, ids: list[int], last_row_only: bool = False) -> TargetOutput:
-        """Run tokens that follow the committed rows; nothing is committed. At most max_rows tokens."""
+        """Run tokens that follow the committed rows; nothing is committed. At most cache.room tokens."""
         rows = self.prepare(cache, ids)
         new = self._self_decoder(rows, cache)
         asked = rows.last(self.group) if last_row_only else rows

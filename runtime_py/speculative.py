@@ -37,9 +37,8 @@ class Round:
 
 def prefill(target: Target, cache: KVCache, ids: list[int]) -> tuple[Array, Array]:
     """Run all uncommitted ids in chunks, commit them -> logits [V] and hidden [H] of the last one."""
-    chunk = target.spec.max_rows
-    while len(ids) - cache.length > chunk:
-        target.append(cache, ids[cache.length : cache.length + chunk])
+    while len(ids) - cache.length > cache.room:
+        target.append(cache, ids[cache.length : cache.length + cache.room])
     rest = ids[cache.length :]
     output = target.forward(cache, rest, last_row_only=True)
     cache.commit(output.new.k, output.new.v, len(rest))
@@ -78,7 +77,7 @@ def generate(
         yield Round(tuple(ids[-added:]), len(drafts), accepted, stop_reason, by)
         if stop_reason:
             return
-        drafts = drafting.propose(cache, ids, hidden, min(budget, target.spec.max_rows) - 1)
+        drafts = drafting.propose(cache, ids, hidden, min(budget, cache.room) - 1)
         output = target.forward(cache, [ids[-1], *drafts])
         added, accepted = accept(ids, drafts, output.logits, sampler, tokens.eos)
         cache.commit(output.new.k, output.new.v, accepted + 1)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from runtime_py.cache import KVCache
+from runtime_py.cache import KVCache, Layout
 from runtime_py.manifest import FULL, SLIDING, KVLayerSpec, KVSpec, TokensSpec
 from runtime_py.models import NewRows, TargetOutput
 
@@ -21,9 +21,9 @@ SLIDING_LAYER, FULL_LAYER = 0, 1
 KINDS = {SLIDING_LAYER: SLIDING, FULL_LAYER: FULL}
 
 
-def kv_spec(window: int) -> KVSpec:
+def kv_spec(window: int, chunk_rows: int) -> KVSpec:
     layers = tuple(KVLayerSpec(layer, kind, kv_heads=1, head_dim=2) for layer, kind in KINDS.items())
-    return KVSpec(window, layers, {kind: layer for layer, kind in KINDS.items()})
+    return KVSpec(window, chunk_rows, layers, {kind: layer for layer, kind in KINDS.items()})
 
 
 @dataclass(frozen=True)
@@ -56,21 +56,20 @@ class Script:
 class ScriptedTarget:
     """Stands for models.Target. A hidden row is [position, token, next token]."""
 
-    def __init__(self, script: Script, max_rows: int | None = None, context: int = 512):
-        self.script, self.context = script, context
-        self.spec = SimpleNamespace(max_rows=max_rows or script.window, vocab_size=VOCAB)
+    def __init__(self, script: Script, chunk_rows: int = 128, context: int = 512):
+        self.script, self.context, self.chunk_rows = script, context, chunk_rows
+        self.spec = SimpleNamespace(vocab_size=VOCAB)
         self.calls: list[int] = []  # T of every call
 
     def new_cache(self) -> KVCache:
-        return KVCache(kv_spec(self.script.window), GROUP, self.context)
+        return KVCache(kv_spec(self.script.window, self.chunk_rows), GROUP, self.context)
 
     def forward(self, cache: KVCache, ids: list[int], last_row_only: bool = False) -> TargetOutput:
-        assert 1 <= len(ids) <= self.spec.max_rows
         self.calls.append(len(ids))
-        new, masks = self._new_rows(cache, ids), cache.masks(len(ids))
+        new, layout = self._new_rows(cache, ids), cache.layout(len(ids))
         nexts = [
             self.script.next_token(
-                *(self._seen(cache, layer, kind, new, masks, row) for layer, kind in ((1, FULL), (0, SLIDING)))
+                *(self._seen(cache, layer, kind, new, layout, row) for layer, kind in ((1, FULL), (0, SLIDING)))
             )
             for row in range(len(ids))
         ]
@@ -81,7 +80,7 @@ class ScriptedTarget:
         return TargetOutput(logits[asked], hidden[asked], new)
 
     def append(self, cache: KVCache, ids: list[int]) -> None:
-        assert 1 <= len(ids) <= self.spec.max_rows
+        assert 1 <= len(ids) <= cache.room
         new = self._new_rows(cache, ids)
         cache.commit(new.k, new.v, len(ids))
 
@@ -90,12 +89,17 @@ class ScriptedTarget:
         return NewRows(k[:, 0], [k, k], [-k, -k])
 
     @staticmethod
-    def _seen(cache: KVCache, layer: int, kind: str, new: NewRows, masks: dict, row: int) -> dict[int, int]:
+    def _seen(cache: KVCache, layer: int, kind: str, new: NewRows, layout: Layout, row: int) -> dict[int, int]:
         """position -> token of the rows that the masks show to a row of the call."""
-        k, v = cache.past(layer, kind)
-        past = masks[f"mask_{kind}"][0 if kind == FULL else row * GROUP] == 0
-        fresh = masks["mask_new"][row * GROUP] == 0
-        return _by_position(np.concatenate([k[past], new.k[0][fresh]]), np.concatenate([v[past], new.v[0][fresh]]))
+        past = (layout.shared if kind == FULL else layout.masks)[f"mask_past_{kind}"][
+            0 if kind == FULL else row * GROUP
+        ]
+        tail = layout.masks[f"mask_tail_{kind}"][row * GROUP]
+        seen = []
+        for old, open_rows, rows in zip(cache.past(layer, kind), cache.tail(layer, kind), (new.k, new.v), strict=True):
+            placed = open_rows + np.tensordot(layout.shared["place"], rows[layer], 1)
+            seen.append(np.concatenate([old[past == 0], placed[tail == 0]]))
+        return _by_position(*seen)
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,7 @@ class ScriptedDrafter:
 
 def cached_ids(cache: KVCache) -> list[int]:
     """The tokens that the cache holds, after checking that each layer holds exactly the rows it should."""
-    full, sliding = (_by_position(*cache.past(layer, kind)) for layer, kind in ((1, FULL), (0, SLIDING)))
+    full, sliding = (_by_position(*cache.donor_rows(kind)) for kind in (FULL, SLIDING))
     if cache.length:
         assert list(full) == list(range(cache.length))
         assert sliding == {i: token for i, token in full.items() if i >= cache.length - cache.spec.window}

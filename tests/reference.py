@@ -23,7 +23,6 @@ from export.graphs import CrossDecoder as CrossDecoderGraph
 from export.graphs import Drafter as DrafterGraph
 from export.graphs import SelfDecoder as SelfDecoderGraph
 from export.quant import RECIPES
-from export.trace import max_rows
 from export.weights import fill, open_drafter, open_target
 from runtime_py import manifest as contract
 from runtime_py.cache import KVCache
@@ -315,7 +314,6 @@ def eager_models(pair: PairFolders, folder: Path, recipe: str = "fp32") -> Model
         num_own_kv_layers=len(config.own_layers),
         query_heads=config.query_heads,
         max_context_tokens=config.max_context_tokens,
-        max_rows=max_rows(config),
         inv_freq=config.inv_freq,
         token_table=table("embed_tokens.weight", "token", config.embedding_scale),
         per_layer_table=table("embed_tokens_per_layer.weight", "per_layer", config.per_layer_scale),
@@ -326,7 +324,7 @@ def eager_models(pair: PairFolders, folder: Path, recipe: str = "fp32") -> Model
     layers = (
         contract.KVLayerSpec(layer.index, layer.type, config.kv_heads, layer.head_dim) for layer in config.own_layers
     )
-    kv = contract.KVSpec(config.window, tuple(layers), config.donors)
+    kv = contract.KVSpec(config.window, contract.CHUNK_ROWS, tuple(layers), config.donors)
     manifest = SimpleNamespace(target=target_spec, drafter=drafter_spec, kv=kv, tokens=package.tokens_spec(target))
     return build(manifest, folder, eager_graphs(pair, recipe))
 

@@ -204,7 +204,7 @@ def test_check_names_every_damaged_file(bundle, capsys):
         ({"graphs/self_decoder/outputs/0/shape/0": "R"}, ["self_decoder.onnx", "x float['T', 64]", "x float['R', 64]"]),
         ({"graphs/drafter/files/onnx": "onnx/self_decoder.onnx"}, ["self_decoder.onnx", "declares embeds"]),
         ({"graphs/drafter/files/onnx": "tokenizer.json"}, ["tokenizer.json: no ONNX model"]),
-        ({"target/query_heads": 3}, ["self_decoder: mask_new is ['4*T', 'T']", "['3*T', 'T']"]),
+        ({"target/query_heads": 3}, ["self_decoder: mask_tail_full is ['4*T', 128]", "['3*T', 128]"]),
         ({"drafter/layer_types/0": "chunked"}, ["layer type 'chunked' has no donor", "sliding, full"]),
         ({"drafter/hidden_size": 32, "drafter/centroid_head": None}, ["drafter: hidden is [1, 64]", "[1, 32]"]),
         ({"drafter/centroid_head": None}, ["drafter: logits is missing", "[1, 512]"]),

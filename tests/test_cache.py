@@ -1,5 +1,5 @@
-"""KVCache against a list of rows: past rows are the committed ones and no others, the masks hide exactly what a query must
-not see, and reading the cache copies nothing."""
+"""KVCache against a list of rows: past and tail hold the committed rows and no others, the masks hide exactly what a query
+must not see, every key keeps its place until the chunk ends, and reading the cache copies nothing."""
 
 import numpy as np
 import pytest
@@ -18,8 +18,8 @@ DONORS = {SLIDING: 2, FULL: 1}
 GROUP = 2
 
 
-def make(window: int, context: int = 64) -> KVCache:
-    return KVCache(KVSpec(window, LAYERS, DONORS), GROUP, context)
+def make(window: int, context: int = 64, chunk: int = 4) -> KVCache:
+    return KVCache(KVSpec(window, chunk, LAYERS, DONORS), GROUP, context)
 
 
 def new_rows(position: int, rows: int, seed: int = 0) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -40,56 +40,97 @@ def by_position(k: np.ndarray, v: np.ndarray) -> dict[int, bytes]:
 
 def fill(cache: KVCache, rows: int) -> None:
     while cache.length < rows:
-        step = min(cache.spec.window, rows - cache.length)
+        step = min(cache.room, rows - cache.length)
         cache.commit(*new_rows(cache.length, step), step)
 
 
 @settings(max_examples=150, deadline=None)
-@given(window=st.integers(1, 9), data=st.data())
-def test_past_rows_are_the_committed_ones(window, data):
-    """Blocks of any size, of which any number of rows is accepted; the ring wraps many times."""
-    cache = make(window)
-    committed: list[list[dict[int, bytes]]] = [[] for _ in LAYERS]
-    block = st.integers(1, window).flatmap(lambda rows: st.tuples(st.just(rows), st.integers(0, rows)))
-    for number, (rows, accepted) in enumerate(data.draw(st.lists(block, max_size=20))):
+@given(window=st.integers(1, 9), chunk=st.integers(1, 12), data=st.data())
+def test_past_and_tail_are_the_committed_rows(window, chunk, data):
+    """Blocks of any size, of which any number of rows is accepted; rings wrap many times."""
+    cache = make(window, chunk=chunk)
+    committed: list[list[tuple[int, bytes]]] = [[] for _ in LAYERS]
+    for number in range(data.draw(st.integers(0, 20))):
+        rows = data.draw(st.integers(1, cache.room))
+        accepted = data.draw(st.integers(0, rows))
         if cache.length + accepted > cache.max_context_tokens:
             break
         k, v = new_rows(cache.length, rows, number)
         for layer in LAYERS:
-            table = by_position(k[layer.layer], v[layer.layer])
-            committed[layer.layer] += [{position: table[position]} for position in sorted(table)[:accepted]]
+            committed[layer.layer] += sorted(by_position(k[layer.layer], v[layer.layer]).items())[:accepted]
         cache.commit(k, v, accepted)
         for layer in LAYERS:
-            rows_seen = committed[layer.layer] if layer.type == FULL else committed[layer.layer][-window:]
-            assert cache.length == len(committed[layer.layer])
+            rows_known = committed[layer.layer]
+            assert cache.length == len(rows_known)
+            past = rows_known[: cache.start] if layer.type == FULL else rows_known[: cache.start][-window:]
+            if cache.start:
+                assert by_position(*cache.past(layer.layer, layer.type)) == dict(past)
+            k_tail, v_tail = cache.tail(layer.layer, layer.type)
+            open_rows = cache.length - cache.start
+            assert by_position(k_tail[:open_rows], v_tail[:open_rows]) == dict(rows_known[cache.start :])
+            assert len(k_tail) == chunk
+            assert not k_tail[open_rows:].any() and not v_tail[open_rows:].any()
+        for kind, layer in DONORS.items():
             if cache.length:
-                expected = {position: row for entry in rows_seen for position, row in entry.items()}
-                assert by_position(*cache.past(layer.layer, layer.type)) == expected
+                seen = committed[layer] if kind == FULL else committed[layer][-window:]
+                assert by_position(*cache.donor_rows(kind)) == dict(seen)
 
 
-@settings(max_examples=100, deadline=None)
-@given(window=st.integers(1, 9), length=st.integers(0, 40), data=st.data())
-def test_masks_hide_exactly_what_a_query_must_not_see(window, length, data):
-    rows = data.draw(st.integers(1, window))
-    cache = make(window)
+@settings(max_examples=150, deadline=None)
+@given(window=st.integers(1, 9), chunk=st.integers(1, 12), length=st.integers(0, 40), data=st.data())
+def test_masks_hide_exactly_what_a_query_must_not_see(window, chunk, length, data):
+    cache = make(window, chunk=chunk)
     fill(cache, length)
-    masks = cache.masks(rows)
+    rows = data.draw(st.integers(1, cache.room))
+    layout = cache.layout(rows)
+    masks = {**layout.masks, **layout.shared}
+    place = masks.pop("place")
     for mask in masks.values():
         assert mask.dtype == np.float32
         assert set(np.unique(mask)) <= {0, MASKED}
     past_sliding, past_full = (
         cache.past(layer, kind)[0][:, 0, 0].astype(int) for layer, kind in ((0, SLIDING), (1, FULL))
     )
-    new = np.arange(length, length + rows)
-    assert masks["mask_full"].shape == (1, len(past_full))
-    assert masks["mask_sliding"].shape == (rows * GROUP, len(past_sliding))
-    assert masks["mask_new"].shape == (rows * GROUP, rows)
-    assert visible(masks["mask_full"][0], past_full) == list(range(length))
+    tail = cache.start + np.arange(chunk)
+    assert np.array_equal(place, tail[:, None] == length + np.arange(rows))
+    assert masks["mask_past_full"].shape == (1, len(past_full))
+    assert masks["mask_past_sliding"].shape == (rows * GROUP, len(past_sliding))
+    assert masks["mask_tail_sliding"].shape == masks["mask_tail_full"].shape == (rows * GROUP, chunk)
     for row in range(rows * GROUP):
         query = length + row // GROUP
-        seen = visible(masks["mask_sliding"][row], past_sliding) + visible(masks["mask_new"][row], new)
+        seen = visible(masks["mask_past_sliding"][row], past_sliding) + visible(masks["mask_tail_sliding"][row], tail)
         assert seen == list(range(max(0, query - window + 1), query + 1))
-        assert visible(masks["mask_new"][row], new) == list(range(length, query + 1))
+        assert visible(masks["mask_past_full"][0], past_full) + visible(masks["mask_tail_full"][row], tail) == list(
+            range(query + 1)
+        )
+
+
+@settings(max_examples=100, deadline=None)
+@given(window=st.integers(1, 9), chunk=st.integers(2, 12), length=st.integers(0, 40))
+def test_a_query_finds_its_keys_at_the_same_places_alone_and_in_a_block(window, chunk, length):
+    """Rows, masks and places of each query of a block that fills the chunk, and of the same query run after a commit."""
+    cache = make(window, chunk=chunk)
+    fill(cache, length)
+    k, v = new_rows(length, rows=cache.room)
+    block = [keys_of(cache, k, cache.room, row) for row in range(cache.room)]
+    for want in block:
+        position = cache.length - length
+        assert keys_of(cache, [part[position:] for part in k], 1, 0) == want
+        cache.commit([part[position:] for part in k], [part[position:] for part in v], 1)
+
+
+def keys_of(cache: KVCache, new_k: list[np.ndarray], rows: int, row: int) -> list[bytes]:
+    """What the scores of one row are made of: past and tail of every layer, hidden rows as zeros."""
+    layout, found = cache.layout(rows), []
+    for layer in LAYERS:
+        past_mask = layout.shared["mask_past_full"] if layer.type == FULL else layout.masks["mask_past_sliding"]
+        tail_mask = layout.masks[f"mask_tail_{layer.type}"][row * GROUP]
+        past, tail = (read(layer.layer, layer.type)[0] for read in (cache.past, cache.tail))
+        tail = tail + np.tensordot(layout.shared["place"], new_k[layer.layer][:rows], 1)
+        past_mask = past_mask[row * GROUP if layer.type == SLIDING else 0]
+        for mask, k in ((past_mask, past), (tail_mask, tail)):
+            found.append(np.where(mask[:, None, None] == 0, k, 0).tobytes())
+    return found
 
 
 def visible(mask: np.ndarray, positions: np.ndarray) -> list[int]:
@@ -98,10 +139,11 @@ def visible(mask: np.ndarray, positions: np.ndarray) -> list[int]:
 
 def test_the_dead_row_before_the_first_commit_is_hidden():
     cache = make(window=4)
-    masks = cache.masks(2)
-    for kind in (SLIDING, FULL):
-        assert cache.past_rows(kind) == len(cache.donor_rows(kind)[0]) == 1
-        assert np.all(masks[f"mask_{kind}"] == MASKED)
+    layout = cache.layout(2)
+    for kind, layer in DONORS.items():
+        assert len(cache.past(layer, kind)[0]) == len(cache.donor_rows(kind)[0]) == 1
+    assert np.all(layout.masks["mask_past_sliding"] == MASKED)
+    assert np.all(layout.shared["mask_past_full"] == MASKED)
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 11])
@@ -109,16 +151,18 @@ def test_reading_copies_nothing(length):
     cache = make(window=4)
     fill(cache, length)
     for layer in LAYERS:
-        for part, again in zip(cache.past(layer.layer, layer.type), cache.past(layer.layer, layer.type), strict=True):
+        for read in (cache.past, cache.tail):
+            for part, again in zip(read(layer.layer, layer.type), read(layer.layer, layer.type), strict=True):
+                assert part.flags.c_contiguous
+                assert np.shares_memory(part, again)
+                assert part.shape[1:] == (layer.kv_heads, layer.head_dim)
+    for kind in DONORS:
+        for part, again in zip(cache.donor_rows(kind), cache.donor_rows(kind), strict=True):
             assert part.flags.c_contiguous
-            assert not part.flags.owndata
             assert np.shares_memory(part, again)
-            assert part.shape == (cache.past_rows(layer.type), layer.kv_heads, layer.head_dim)
-    for kind, layer in DONORS.items():
-        for part, own in zip(cache.donor_rows(kind), cache.past(layer, kind), strict=True):
-            assert np.shares_memory(part, own)
-    if length:
-        assert np.shares_memory(cache.masks(1)["mask_full"], cache.masks(3)["mask_full"])
+    if cache.start:
+        masks = [cache.layout(1).shared["mask_past_full"] for _ in range(2)]
+        assert np.shares_memory(*masks)
 
 
 @pytest.mark.parametrize("accepted", [2, 3])

@@ -153,21 +153,26 @@ def test_window_is_crossed_in_the_middle_of_a_block(window, offset):
         assert ids == prompt + script.reference(prompt, 2 * window)
 
 
-@pytest.mark.parametrize("max_rows", [1, 3, 5])
-def test_prompt_of_any_number_of_prefill_chunks(max_rows):
+@pytest.mark.parametrize("chunk_rows", [1, 3, 5])
+def test_prompt_of_any_number_of_prefill_chunks(chunk_rows):
     script = Script(window=5)
     for length in range(1, 18):
         ids = list(range(3, 3 + length))
         expected = ids + script.reference(ids, 6)
-        drafted(script, ids, 6, 4, 2, max_rows=max_rows)
+        drafted(script, ids, 6, 4, 2, chunk_rows=chunk_rows)
         assert ids == expected
 
 
-@pytest.mark.parametrize("max_rows", [1, 2, 3, 8])
-def test_block_fits_into_one_call(max_rows):
-    rounds, drafter = drafted(Script(), list(PROMPT), 30, MAX_K, MAX_K, max_rows=max_rows)
-    assert max(entry.drafted for entry in rounds) == max_rows - 1
-    assert {block.count for block in drafter.blocks[:-1]} <= {max_rows - 1}
+@pytest.mark.parametrize("chunk_rows", [1, 2, 3, 8, 16])
+@pytest.mark.parametrize("right", [0, 3, MAX_K])
+def test_no_block_crosses_the_end_of_a_chunk(chunk_rows, right):
+    """It is cut there, the text goes on as it would."""
+    script, ids = Script(window=5), list(PROMPT)
+    rounds, drafter = drafted(script, ids, 40, MAX_K, right, chunk_rows=chunk_rows)
+    assert ids == PROMPT + script.reference(PROMPT, 40)
+    for block in drafter.blocks[:-1]:
+        assert block.count == min(MAX_K, chunk_rows - block.length % chunk_rows - 1, len(ids) - block.length - 2)
+    assert max(entry.drafted for entry in rounds) == min(MAX_K, chunk_rows - 1)
 
 
 @pytest.mark.parametrize("right", [0, 1, 3])
@@ -305,8 +310,8 @@ def test_any_script_gives_the_text_of_plain_decoding(data, window, prompt, count
     right = data.draw(st.lists(st.integers(0, MAX_K), min_size=1, max_size=12), "right")
     turns = data.draw(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 6)), min_size=1, max_size=3), "turns")
     script = Script(window, stops)
-    max_rows = data.draw(st.integers(1, window), "max_rows")
-    target = ScriptedTarget(script, max_rows, context=prompt + data.draw(st.integers(0, 70), "room"))
+    chunk_rows = data.draw(st.integers(1, 24), "chunk_rows")
+    target = ScriptedTarget(script, chunk_rows, context=prompt + data.draw(st.integers(0, 70), "room"))
     drafter = ScriptedDrafter(script, lambda block: right[block % len(right)])
     cache, policy = target.new_cache(), DraftPolicy(count, data.draw(st.sampled_from(["constant", "heuristic"])))
     for budget, leave_after in turns:

@@ -12,7 +12,7 @@ import pytest
 
 from export.weights import open_drafter, token_ordering
 from runtime_py.graph_onnx import OnnxGraph
-from runtime_py.manifest import FULL, SLIDING
+from runtime_py.manifest import CHUNK_ROWS, FULL, SLIDING
 from runtime_py.models import TargetOutput
 from runtime_py.speculative import prefill
 
@@ -44,6 +44,7 @@ SHAPES = {
         kv_heads=2, query_heads=2, layers=6, period=3, shared=2, hidden=96, drafter_hidden=48, vocab=384, centroids=64
     ),
     "dense, odd widths": DENSE_ODD,
+    "window over a chunk": PairShape(window=160, layers=4, period=2, shared=2),
 }
 shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
@@ -70,15 +71,29 @@ def calls_of(name: str, window: int) -> list[tuple[int, int]]:
     """(rows run, rows committed) of every target call."""
     verify = [(4, 1), (4, 3), (1, 1), (4, 4), (4, 2), (1, 1), (5, 1), (1, 1)]  # K + 1 rows, the call after a rejection
     return {
-        "one by one": [(1, 1)] * (3 * window + 1),
-        "chunks of 3": [(3, 3)] * (window + 1),
-        "chunks of a window": [(window, window)] * 3 + [(1, 1)],
-        "verify across the window": [(window - 2, window - 2), *verify],
-        "verify past the window": [(window, window)] * 3 + verify,
+        "one by one": [(1, 1)] * min(3 * window + 1, 2 * CHUNK_ROWS - 2),
+        "blocks of 3": [(3, 3)] * min(window + 1, CHUNK_ROWS // 3),
+        "verify across the window": [*rows_to(window - 2), *verify],
+        "verify past the window": [*rows_to(3 * window), *verify],
+        "verify across a chunk's end": [*rows_to(CHUNK_ROWS - 4), (4, 2), (2, 1), (1, 1), *verify],
+        "verify past three chunks": [*rows_to(3 * CHUNK_ROWS), *verify],
     }[name]
 
 
-CALLS = ("one by one", "chunks of 3", "chunks of a window", "verify across the window", "verify past the window")
+def rows_to(length: int) -> list[tuple[int, int]]:
+    """Prefill: whole chunks, then the rest."""
+    sizes = [CHUNK_ROWS] * (length // CHUNK_ROWS) + [length % CHUNK_ROWS]
+    return [(size, size) for size in sizes if size]
+
+
+CALLS = (
+    "one by one",
+    "blocks of 3",
+    "verify across the window",
+    "verify past the window",
+    "verify across a chunk's end",
+    "verify past three chunks",
+)
 
 
 def run_calls(models: Models, calls: list[tuple[int, int]], reference: Transformers | None = None) -> float:
@@ -107,11 +122,11 @@ def test_eager_target_equals_transformers(eager_of, shape, calls):
 
 @shapes
 def test_prefill_of_any_length_equals_transformers(eager_of, shape):
-    """The runtime's own prefill: chunks of the window, the cross-decoder on the last row only."""
+    """The runtime's own prefill: chunk by chunk, the cross-decoder on the last row only."""
     models, reference = eager_of(shape)
     window = reference.window
-    ids = random_ids(models, 3 * window, seed=1)
-    for length in (1, window - 1, window, window + 1, 3 * window):
+    ids = random_ids(models, 3 * max(window, CHUNK_ROWS), seed=1)
+    for length in (1, window - 1, window, window + 1, 3 * window, CHUNK_ROWS, CHUNK_ROWS + 1, len(ids)):
         logits, hidden = prefill(models.target, models.new_cache(), ids[:length])
         want = reference.rows(ids[:length])
         assert np.abs(logits - want.logits[-1]).max() <= tolerances.EAGER
@@ -155,7 +170,7 @@ def run_both(models: Models, eager: dict) -> dict[str, BothGraphs]:
     graphs = {name: BothGraphs(graph, eager[name]) for name, graph in models.graphs.items()}
     both = build(models.manifest, models.bundle, graphs)
     window = models.manifest.kv.window
-    for calls in ("chunks of 3", "chunks of a window", "verify across the window", "verify past the window"):
+    for calls in CALLS[1:]:
         run_calls(both, calls_of(calls, window))
     both.generate(random_ids(models, window - 2), 16, 3)
     return graphs
@@ -237,10 +252,10 @@ def test_random_pair_on_files_equals_transformers(bundle_of, pair_of, calls):
 @bundles
 @pytest.mark.parametrize("recipe", ["int8", "int4"])
 def test_a_row_has_the_same_bits_alone_and_in_blocks(bundle_of, shape, recipe):
-    """Every row of blocks of 2 to 8, at lengths before, at and past the window."""
+    """Every row of blocks of 2 to 8, at lengths before, at and past the window and the ends of chunks."""
     models = file_models(bundle_of(shape, recipe))
-    ids, window = random_ids(models, 200), models.manifest.kv.window
-    for length in (0, 1, window - 1, window, 3 * window, 160):
+    ids, window = random_ids(models, 400), models.manifest.kv.window
+    for length in (0, 1, window - 1, window, 3 * window, CHUNK_ROWS - 8, CHUNK_ROWS, 160, 300, 3 * CHUNK_ROWS):
         cache, alone = models.new_cache(), []
         while cache.length < length:
             models.target.append(cache, ids[cache.length : min(length, cache.length + 8)])
@@ -283,10 +298,12 @@ def test_the_first_token_is_seen_past_three_windows(eager_of, shape):
 
 
 @shapes
-def test_full_layers_see_all_rows_and_sliding_layers_their_window(eager_of, shape):
+@pytest.mark.parametrize("closed_chunks", [0, 1])
+def test_full_layers_see_all_rows_and_sliding_layers_their_window(eager_of, shape, closed_chunks):
     """Rows of the cache are overwritten one at a time; the position that the window has just left changes no bit."""
     models, reference = eager_of(shape)
-    window, length = reference.window, 3 * reference.window
+    window = reference.window
+    length = CHUNK_ROWS * max(closed_chunks, window // CHUNK_ROWS) + (window // 2 if closed_chunks else window + 1)
     ids = random_ids(models, length + 4, seed=6)
     cache = models.new_cache()
     prefill(models.target, cache, ids[:length])
@@ -294,7 +311,10 @@ def test_full_layers_see_all_rows_and_sliding_layers_their_window(eager_of, shap
 
     def change(layer: int, kind: str, position: int) -> tuple[float, float]:
         """of the logits of the first row, of all rows"""
-        row = cache.past(layer, kind)[1][position % window if kind == SLIDING else position]
+        if position >= cache.start:
+            row = cache.tail(layer, kind)[1][position - cache.start]
+        else:
+            row = cache.past(layer, kind)[1][position % window if kind == SLIDING else position]
         kept = row.copy()
         row += 10
         logits = models.target.forward(cache, ids[length:]).logits
@@ -303,10 +323,12 @@ def test_full_layers_see_all_rows_and_sliding_layers_their_window(eager_of, shap
 
     for layer in models.manifest.kv.layers:
         if layer.type == SLIDING:
-            assert change(layer.layer, SLIDING, length - window)[1] == 0
+            if length - window >= max(0, cache.start - window):  # still held, in the ring or the open chunk
+                assert change(layer.layer, SLIDING, length - window)[1] == 0
             assert change(layer.layer, SLIDING, length - window + 1)[0] > 0
         else:
             assert change(layer.layer, FULL, 0)[0] > 0
+            assert change(layer.layer, FULL, length - 1)[0] > 0
 
 
 def test_int8_accepts_as_many_drafts_as_float32(bundle_of):

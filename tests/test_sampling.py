@@ -193,7 +193,7 @@ def transitions(sampling: Sampling) -> np.ndarray:
 class ChainTarget:
     """Stands for models.Target; keys and values mean nothing."""
 
-    spec = SimpleNamespace(max_rows=8, vocab_size=V)
+    spec = SimpleNamespace(vocab_size=V)
 
     def forward(self, cache, ids, last_row_only=False):
         rows = ids[-1:] if last_row_only else ids
@@ -215,7 +215,7 @@ class ArgmaxDrafter:
 def chain(sampling: Sampling, tokens: int, drafts: int = DRAFTS) -> tuple[list[int], list]:
     ids = [0]
     drafter = ArgmaxDrafter() if drafts else None
-    cache = KVCache(kv_spec(8), GROUP, tokens + 1)
+    cache = KVCache(kv_spec(8, 128), GROUP, tokens + 1)
     eos = TokensSpec(bos=0, pad=0, eos=())
     rounds = list(generate(ChainTarget(), drafter, cache, ids, tokens, eos, DraftPolicy(drafts), sampling))
     return ids, rounds

@@ -3,11 +3,22 @@
 import torch
 from torch import Tensor, nn
 
-from runtime_py.manifest import FULL, SLIDING, TensorSpec
+from runtime_py.manifest import CHUNK_ROWS, FULL, SLIDING, TensorSpec
 
 from ..config import TargetConfig
 from ..quant import Recipe
-from .layers import KV, Linear, Masks, Norm, Rope, TargetLayer, donor_inputs, mask_inputs, rope_inputs
+from .layers import (
+    KV,
+    Linear,
+    Norm,
+    Rope,
+    TargetLayer,
+    donor_inputs,
+    mask_inputs,
+    masks_of,
+    open_chunk,
+    rope_inputs,
+)
 
 NAME = "cross_decoder"
 
@@ -20,6 +31,7 @@ def inputs(config: TargetConfig) -> tuple[TensorSpec, ...]:
         *rope_inputs(config, "R"),
         *mask_inputs(config, "R"),
         *donor_inputs(config),
+        *donor_inputs(config, "tail_", rows=CHUNK_ROWS),
         *donor_inputs(config, "new_", rows="T"),
     )
 
@@ -45,17 +57,24 @@ class CrossDecoder(nn.Module):
         """args and result in the order of `inputs` and `outputs`"""
         given = {spec.name: arg for spec, arg in zip(self.inputs, args, strict=True)}
         rope = {kind: Rope(given[f"cos_{kind}"], given[f"sin_{kind}"]) for kind in (SLIDING, FULL)}
-        masks = {kind: Masks(given[f"mask_{kind}"], given["mask_new"]) for kind in (SLIDING, FULL)}
-        past = {kind: KV(given[f"k_{kind}"], given[f"v_{kind}"]) for kind in (SLIDING, FULL)}
-        new = {kind: KV(given[f"new_k_{kind}"], given[f"new_v_{kind}"]) for kind in (SLIDING, FULL)}
+        masks = {kind: masks_of(given, kind) for kind in (SLIDING, FULL)}
+        past = {kind: _donor(given, "", kind) for kind in (SLIDING, FULL)}
+        tail = {
+            kind: open_chunk(_donor(given, "tail_", kind), given["place"], _donor(given, "new_", kind))
+            for kind in (SLIDING, FULL)
+        }
         x = given["x"]
         for layer in self.config.shared_layers:
             i, kind = layer.index, layer.type
             x, _ = self.layers[str(i)](
-                x, given["embeds"], given[f"per_layer.{i}"], rope[kind], past[kind], new[kind], masks[kind]
+                x, given["embeds"], given[f"per_layer.{i}"], rope[kind], past[kind], tail[kind], masks[kind]
             )
         hidden = self.norm(x)
         logits = self.lm_head(hidden)
         if cap := self.config.logit_softcap:
             logits = torch.tanh(logits * (1 / cap)) * cap
         return logits, hidden
+
+
+def _donor(given: dict[str, Tensor], prefix: str, kind: str) -> KV:
+    return KV(given[f"{prefix}k_{kind}"], given[f"{prefix}v_{kind}"])

@@ -1,7 +1,11 @@
 """What the three graphs share: linear, norm, the decoder layer, and the shapes of their common inputs.
 
 Module and buffer names are the checkpoint's, so that a graph's state is filled by name. Legend: T rows, H hidden_size,
-D head_dim of the layer's type, kv key/value heads, g query heads per kv head, d per_layer_input_size.
+D head_dim of the layer's type, kv key/value heads, g query heads per kv head, d per_layer_input_size, C CHUNK_ROWS.
+
+The rows a token attends to come in two parts: the past, which are all closed chunks of C positions (of a sliding layer
+the last `window` rows of them), and the tail, which is the open chunk with every position at a slot of its own. So a key
+stands at the same place of the same sum whether its token is run alone or in a block, and float32 rounds it alike.
 """
 
 from typing import NamedTuple
@@ -9,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from runtime_py.manifest import FULL, SLIDING, TensorSpec
+from runtime_py.manifest import CHUNK_ROWS, FULL, SLIDING, TensorSpec
 
 from .. import ops  # noqa: F401  registers torch.ops.gemma4
 from ..config import LayerConfig, TargetConfig, TextConfig
@@ -30,7 +34,14 @@ class KV(NamedTuple):
 
 class Masks(NamedTuple):
     past: Tensor | None  # [T * g, P] or [1, P]
-    new: Tensor | None  # [T * g, T]
+    tail: Tensor | None  # [T * g, C]
+
+
+def open_chunk(committed: KV, place: Tensor, new: KV) -> KV:
+    """committed [C, kv, D], zero where nothing is committed; place [C, T], 1 where a new row's slot is; new [T, kv, D]."""
+    chunk, kv, dim = committed.k.shape
+    placed = (place @ rows.view(-1, kv * dim) for rows in new)
+    return KV(*(old + rows.view(chunk, kv, dim) for old, rows in zip(committed, placed, strict=True)))
 
 
 class Linear(nn.Module):
@@ -60,7 +71,7 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Gemma4TextAttention. A layer that owns KV makes new rows, the others get their donor's."""
+    """Gemma4TextAttention. A layer that owns KV makes new rows, the others read their donor's."""
 
     def __init__(self, config: TextConfig, layer: LayerConfig, name: str, recipe: Recipe):
         super().__init__()
@@ -82,9 +93,9 @@ class Attention(nn.Module):
         v = self.v_norm(self.v_proj(h).view(-1, self.kv_heads, self.head_dim))
         return KV(gemma4.rope(k, *rope), v)
 
-    def forward(self, h: Tensor, rope: Rope, past: KV, new: KV, masks: Masks) -> Tensor:
+    def forward(self, h: Tensor, rope: Rope, past: KV, tail: KV, masks: Masks) -> Tensor:
         q = self.q_norm(self.q_proj(h).view(-1, self.heads, self.head_dim))
-        return self.o_proj(gemma4.attend(gemma4.rope(q, *rope), *past, *new, *masks))
+        return self.o_proj(gemma4.attend(gemma4.rope(q, *rope), *past, *tail, *masks))
 
 
 class MLP(nn.Module):
@@ -115,12 +126,16 @@ class DecoderLayer(nn.Module):
         self.post_feedforward_layernorm = Norm(hidden, eps)
         self.register_buffer("layer_scalar", torch.empty(1))
 
-    def attention_and_mlp(self, x: Tensor, rope: Rope, past: KV, new: KV, masks: Masks) -> tuple[Tensor, KV]:
-        """x [T, H] -> x, the KV rows that this call adds (the donor's where the layer shares)"""
-        h = self.input_layernorm(x)
+    def attention_and_mlp(
+        self, x: Tensor, rope: Rope, past: KV, tail: KV, masks: Masks, place: Tensor | None
+    ) -> tuple[Tensor, KV | None]:
+        """x [T, H] -> x, the KV rows that this call adds. place [C, T] puts them into the tail; a layer that shares gets
+        its donor's tail as it is and no place."""
+        h, new = self.input_layernorm(x), None
         if self.owns_kv:
             new = self.self_attn.new_rows(h, rope)
-        x = x + self.post_attention_layernorm(self.self_attn(h, rope, past, new, masks))
+            tail = open_chunk(tail, place, new)
+        x = x + self.post_attention_layernorm(self.self_attn(h, rope, past, tail, masks))
         return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x))), new
 
 
@@ -138,9 +153,19 @@ class TargetLayer(DecoderLayer):
         self.per_layer_projection = Linear(hidden, size, recipe.spec(f"{self.name}.per_layer_projection"))
         self.post_per_layer_input_norm = Norm(hidden, eps)
 
-    def forward(self, x, embeds, per_layer, rope: Rope, past: KV, new: KV, masks: Masks) -> tuple[Tensor, KV]:
+    def forward(
+        self,
+        x: Tensor,
+        embeds: Tensor,
+        per_layer: Tensor,
+        rope: Rope,
+        past: KV,
+        tail: KV,
+        masks: Masks,
+        place: Tensor | None = None,
+    ) -> tuple[Tensor, KV | None]:
         """x, embeds [T, H]; per_layer [T, d]"""
-        x, new = self.attention_and_mlp(x, rope, past, new, masks)
+        x, new = self.attention_and_mlp(x, rope, past, tail, masks, place)
         projected = self.per_layer_projection_norm(self.per_layer_model_projection(embeds) * self.projection_scale)
         gated = gemma4.gelu(self.per_layer_input_gate(x)) * ((projected + per_layer) * 2**-0.5)
         x = x + self.post_per_layer_input_norm(self.per_layer_projection(gated))
@@ -148,10 +173,10 @@ class TargetLayer(DecoderLayer):
 
 
 class DrafterLayer(DecoderLayer):
-    """Reads committed rows only, so it needs neither new rows nor masks."""
+    """Reads committed rows only, so it needs neither a tail nor masks."""
 
     def forward(self, x: Tensor, rope: Rope, past: KV) -> Tensor:
-        x, _ = self.attention_and_mlp(x, rope, past, KV(None, None), Masks(None, None))
+        x, _ = self.attention_and_mlp(x, rope, past, KV(None, None), Masks(None, None), None)
         return x * self.layer_scalar
 
 
@@ -166,16 +191,22 @@ def rope_inputs(config: TextConfig, rows: int | str) -> list[TensorSpec]:
 
 
 def mask_inputs(config: TextConfig, rows: str) -> list[TensorSpec]:
-    """Additive masks, 0 or MASKED, a row per (token, query head of a group)."""
+    """Additive masks, 0 or MASKED, a row per (token, query head of a group); then the new rows' slots in the tail."""
     return [
-        TensorSpec("mask_sliding", (times(config.group, rows), "P_sliding")),
-        TensorSpec("mask_full", (1, "P_full")),
-        TensorSpec("mask_new", (times(config.group, rows), "T")),
+        TensorSpec("mask_past_sliding", (times(config.group, rows), "P_sliding")),
+        TensorSpec("mask_past_full", (1, "P_full")),
+        TensorSpec("mask_tail_sliding", (times(config.group, rows), CHUNK_ROWS)),
+        TensorSpec("mask_tail_full", (times(config.group, rows), CHUNK_ROWS)),
+        TensorSpec("place", (CHUNK_ROWS, "T")),
     ]
 
 
-def donor_inputs(config: TextConfig, prefix: str = "", rows: str | None = None) -> list[TensorSpec]:
-    """k and v of the donors of each type: past rows, or the rows of this call."""
+def masks_of(given: dict[str, Tensor], kind: str) -> Masks:
+    return Masks(given[f"mask_past_{kind}"], given[f"mask_tail_{kind}"])
+
+
+def donor_inputs(config: TextConfig, prefix: str = "", rows: int | str | None = None) -> list[TensorSpec]:
+    """k and v of the donors of each type: past rows, or as many as `rows` says."""
     return [
         TensorSpec(f"{prefix}{w}_{kind}", (rows or f"P_{kind}", config.kv_heads, config.head_dims[kind]))
         for kind in (SLIDING, FULL)

@@ -5,11 +5,11 @@
 
 from torch import Tensor, nn
 
-from runtime_py.manifest import FULL, SLIDING, TensorSpec
+from runtime_py.manifest import CHUNK_ROWS, FULL, SLIDING, TensorSpec
 
 from ..config import TargetConfig
 from ..quant import Recipe
-from .layers import KV, Masks, Rope, TargetLayer, mask_inputs, rope_inputs
+from .layers import KV, Rope, TargetLayer, mask_inputs, masks_of, rope_inputs
 
 NAME = "self_decoder"
 
@@ -26,6 +26,7 @@ def inputs(config: TargetConfig) -> tuple[TensorSpec, ...]:
             for w in "kv"
             for layer in own
         ),
+        *(TensorSpec(f"tail_{w}.{layer.index}", (CHUNK_ROWS, kv, layer.head_dim)) for w in "kv" for layer in own),
     )
 
 
@@ -54,13 +55,13 @@ class SelfDecoder(nn.Module):
         """args and result in the order of `inputs` and `outputs`"""
         given = {spec.name: arg for spec, arg in zip(self.inputs, args, strict=True)}
         rope = {kind: Rope(given[f"cos_{kind}"], given[f"sin_{kind}"]) for kind in (SLIDING, FULL)}
-        masks = {kind: Masks(given[f"mask_{kind}"], given["mask_new"]) for kind in (SLIDING, FULL)}
+        masks = {kind: masks_of(given, kind) for kind in (SLIDING, FULL)}
         x, new = given["embeds"], []
         for layer in self.config.own_layers:
             i, kind = layer.index, layer.type
-            past = KV(given[f"past_k.{i}"], given[f"past_v.{i}"])
+            past, tail = (KV(given[f"{part}_k.{i}"], given[f"{part}_v.{i}"]) for part in ("past", "tail"))
             x, rows = self.layers[str(i)](
-                x, given["embeds"], given[f"per_layer.{i}"], rope[kind], past, KV(None, None), masks[kind]
+                x, given["embeds"], given[f"per_layer.{i}"], rope[kind], past, tail, masks[kind], given["place"]
             )
             new.append(rows)
         return x, *(rows.k for rows in new), *(rows.v for rows in new)
