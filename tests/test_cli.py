@@ -219,13 +219,13 @@ def test_schedule_alone_starts_with_the_drafters_own_number(bundle):
     assert generate(bundle, "--schedule", "constant")["draft"]["draft_tokens"] == 3
 
 
-def test_lookup_drafts_without_the_drafters_files(copy, plain):
+def test_lookup_drafts_without_the_drafters_files(copy):
+    """The tiny pair's greedy text soon repeats itself."""
     remove(copy / "onnx/drafter.onnx")
-    ids = ",".join(map(str, plain["prompt_ids"] + plain["token_ids"] * 2))
-    arguments = ("--prompt-ids", ids, "--drafter", "ngram", "--draft-tokens", 4)
-    result = generate(copy, *arguments)
-    assert result["token_ids"] == generate(copy, "--prompt-ids", ids, "--draft-tokens", 0)["token_ids"]
-    assert result["draft"]["per_drafter"]["ngram"]["accepted"] == result["draft"]["accepted"] > 0
+    arguments = (copy, "--max-new-tokens", 300, "--draft-tokens")
+    result = generate(*arguments, 4, "--drafter", "ngram")
+    assert result["token_ids"] == generate(*arguments, 0)["token_ids"]
+    assert result["draft"]["per_drafter"]["ngram"]["accepted"] == result["draft"]["accepted"] > 100
     assert result["draft"]["off_reason"] is None
 
 
