@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+MIN_CONTEXT = 128  # tokens
 MODELS = Path(__file__).parent.parent / "models"
 SOURCES = {  # name -> target, drafter
     "tiny": (str(MODELS / "tiny/target"), str(MODELS / "tiny/assistant")),
@@ -36,6 +37,15 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--checkpoint", metavar="DIR_OR_ID", default=target, help="target: folder or hub id")
         sub.add_argument("--drafter", metavar="DIR_OR_ID", default=drafter, help="assistant: folder or hub id")
         sub.add_argument("--out", metavar="DIR", type=Path, help=f"bundle folder (default: build/{name}-RECIPE)")
+        sub.add_argument(
+            "--backend", choices=("onnx", "executorch", "all"), default="onnx", help="which files to write"
+        )
+        sub.add_argument(
+            "--context",
+            type=int,
+            metavar="N",
+            help="most tokens of a text on ExecuTorch (default: 4096; more needs memory)",
+        )
         sub.add_argument("--force", action="store_true", help="replace an existing bundle")
     check = commands.add_parser("check", help="verify a bundle: hashes, graph contracts, pair rules, row invariance")
     check.add_argument("bundle", type=Path)
@@ -71,7 +81,21 @@ def _export(options: argparse.Namespace) -> None:
     from .report import print_report
 
     out = options.out or Path("build") / f"{options.command}-{options.recipe}"
-    package = export_package(options.command, options.checkpoint, options.drafter, options.recipe, out, options.force)
+    backends = ("onnx", "executorch") if options.backend == "all" else (options.backend,)
+    if options.context is not None and "executorch" not in backends:
+        raise ValueError("--context is for ExecuTorch's files; add --backend executorch or all")
+    if options.context is not None and options.context < MIN_CONTEXT:
+        raise ValueError(f"--context {options.context} is too small; give at least {MIN_CONTEXT}")
+    package = export_package(
+        options.command,
+        options.checkpoint,
+        options.drafter,
+        options.recipe,
+        out,
+        options.force,
+        backends,
+        options.context,
+    )
     print_report(package, out)
 
 

@@ -1,8 +1,8 @@
 """Row-quantized tables that the host maps: token and per-layer embeddings, and the drafter's centroid head."""
 
+import math
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,13 +16,14 @@ FOLDER = "embeddings"
 
 
 def shared_table(placement: Placement, file: str, spec: QuantSpec | None, columns: int, multiplier: float) -> TableSpec:
-    """The rows of the head inside an ONNX data file, read as the token table."""
+    """The rows of the head inside the file of a graph, read as the token table."""
     offset, dtype, shape = placement["lm_head.weight"]
-    data = ArraySpec(file, offset, dtype, (shape[0], int(np.prod(shape[1:]))))
+    data = ArraySpec(file, offset, dtype, (shape[0], math.prod(shape[1:])))
     if spec is None:
         return TableSpec(data, None, 0, columns, columns, multiplier)
-    offset, dtype, shape = placement["lm_head.scale"]
-    return TableSpec(data, ArraySpec(file, offset, dtype, shape), 128, spec.width(columns), columns, multiplier)
+    offset, scale_dtype, shape = placement["lm_head.scale"]
+    scales = ArraySpec(file, offset, scale_dtype, (shape[0], math.prod(shape[1:])))
+    return TableSpec(data, scales, 128 if dtype == "uint8" else 0, spec.width(columns), columns, multiplier)
 
 
 def write_table(
@@ -40,7 +41,7 @@ def write_table(
     order: row j of the table is row order[j] of the tensor.
     """
     rows, columns = weights.checkpoint.shape(tensor)
-    spec = recipe.spec(f"{FOLDER}.{name}")
+    spec = recipe.spec(f"{FOLDER}.{name}", columns)
     data_file, scales_file = f"{FOLDER}/{name}.bin", f"{FOLDER}/{name}.scales.bin"
     scales = []
     with open(bundle / data_file, "wb") as file:

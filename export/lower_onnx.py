@@ -7,7 +7,7 @@ there one at a time, so that neither a tensor nor the file is ever held whole.
 import logging
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -144,7 +144,12 @@ def pack(q: Tensor, bits: int, group: int) -> Tensor:
 
 
 def write(
-    graph: nn.Module, program: ExportedProgram, weights: Weights, folder: Path, errors: list[TensorError]
+    graph: nn.Module,
+    program: ExportedProgram,
+    weights: Weights,
+    folder: Path,
+    errors: list[TensorError],
+    say: Callable[[str], None],
 ) -> Placement:
     """folder/<graph>.onnx and folder/<graph>.onnx.data -> where each weight lies in the data file.
 
@@ -152,10 +157,12 @@ def write(
     """
     path = folder / f"{graph.name}.onnx"
     data = path.with_suffix(".onnx.data")
+    say("graph")
     _pack_shapes(program)
     model = _to_onnx(graph, program)
     placement = _place(model, data)
     ir.save(model, path)
+    say("weights")
     with open(data, "wb") as file:
         for buffer, ref, spec in weights.state(graph):
             _write_weight(file, placement, buffer, weights.stream(ref, spec, f"{graph.name}.{buffer}", errors), spec)

@@ -7,80 +7,91 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
 from runtime_py import manifest as contract
 from runtime_py.manifest import FULL, SLIDING, Manifest
 
-from . import embeddings, lower_onnx
+from . import embeddings
+from .backends import Lowered, lower_pair, lowering, own_token_table, token_table
 from .checkpoint import chat_template, check_token_maps, file_hashes, generation_config
 from .config import TargetConfig, check_pair
-from .graphs import CrossDecoder, Drafter, SelfDecoder
 from .quant import RECIPES, TensorError
-from .trace import trace
+from .special_tokens import special_tokens
 from .weights import Weights, open_drafter, open_target
 
 OURS = re.compile(  # paths that an export writes, so that --force deletes nothing else
     r"manifest\.json(\.tmp)?|tokenizer\.json|chat_template\.jinja|embeddings/\w+(\.scales)?\.bin|onnx/\w+\.onnx(\.data)?"
+    r"|executorch/\w+\.pte|executorch/\.constants-.*|cache/.*"
 )
 TOOLS = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "tokenizers", "safetensors")
+EXTRA_TOOLS = {"executorch"}
 DEFAULT_DRAFT_TOKENS, DEFAULT_SCHEDULE = 6, "constant"  # the official assistants' generation_config
 SCHEDULES = ("constant", "heuristic")
 
 
 @dataclass(frozen=True)
 class Package:
-    """What an export made: the manifest, what quantizing did to each tensor, and remarks worth a line."""
+    """What an export made: the manifest, what quantizing did to each tensor of each backend, and remarks worth a line."""
 
     manifest: Manifest
-    errors: tuple[TensorError, ...]
+    errors: dict[str, tuple[TensorError, ...]]
     remarks: tuple[str, ...]
 
 
 def export_package(
-    name: str, target_source: str, drafter_source: str, recipe_name: str, out: Path, force: bool = False
+    name: str,
+    target_source: str,
+    drafter_source: str,
+    recipe_name: str,
+    out: Path,
+    force: bool = False,
+    backends: tuple[str, ...] = ("onnx",),
+    context: int | None = None,
 ) -> Package:
-    """Write the bundle `out`. ValueError names what is wrong with the pair or the folder; nothing half-written loads."""
-    recipe, errors = RECIPES[recipe_name], []
+    """Write the bundle `out`. context: most tokens of a text on ExecuTorch, None for the default.
+
+    ValueError names what is wrong with the pair or the folder; nothing half-written loads.
+    """
+    for backend in backends:
+        lowering(backend)
     target, drafter = open_target(target_source), open_drafter(drafter_source)
     check_pair(target.config, drafter.config)
-    tokens, sampling, drafting = tokens_spec(target), _sampling(target), drafting_defaults(drafter)
     remarks = _remarks(target, drafter)
-    prepare_folder(out, force)
-    graphs, placements = {}, {}
-    limit = target.config.max_context_tokens
-    for graph, weights in tqdm(
-        ((SelfDecoder, target), (CrossDecoder, target), (Drafter, drafter)), desc="graphs", unit="graph", disable=None
-    ):
-        module, program = trace(graph, weights.config, recipe, limit)
-        placements[graph.name] = lower_onnx.write(module, program, weights, out / "onnx", errors)
-        graphs[graph.name] = contract.GraphSpec({"onnx": f"onnx/{graph.name}.onnx"}, module.inputs, module.outputs)
-    token_table, per_layer_table = _target_tables(target, placements, out, recipe, errors)
-    has_centroids = drafter.config.num_centroids is not None
-    head = embeddings.write_centroid_head(drafter, out, recipe, errors) if has_centroids else None
+    tokens, sampling, drafting = tokens_spec(target), _sampling(target), drafting_defaults(drafter)
+    prepare_folder(out, force, backends)
+    lowered = [lower_pair(backend, recipe_name, target, drafter, context, out) for backend in backends]
+    errors: list[TensorError] = []
+    token_tables = _token_tables(lowered, recipe_name, target, out, errors)
+    per_layer, head = _tables(target, drafter, recipe_name, out, errors)
     _write_text_files(target, out)
     files = _file_specs(out)
-    quality = summarize(errors, recipe_name, (target, drafter))
     manifest = Manifest(
         schema_version=contract.SCHEMA_VERSION,
         name=name,
-        target=_target_spec(target, token_table, per_layer_table),
+        target=_target_spec(target, per_layer),
         drafter=_drafter_spec(drafter, head, *drafting),
         kv=_kv_spec(target.config),
-        graphs=graphs,
+        graphs=_graph_specs(lowered),
+        backends={
+            one.backend: contract.BackendSpec(
+                max_context_tokens=one.max_context_tokens,
+                token_table=token_tables[one.backend],
+                quantization=summarize([*one.errors, *errors], one, (target, drafter)),
+                weights_bytes=_folder_bytes(files, one.backend),
+            )
+            for one in lowered
+        },
         tokens=tokens,
         sampling=sampling,
-        quantization=quality,
         memory=_memory(target.config, files),
         checkpoints={"target": _checkpoint_spec(target), "drafter": _checkpoint_spec(drafter)},
-        versions={tool: importlib.metadata.version(tool) for tool in TOOLS},
+        versions={tool: importlib.metadata.version(tool) for tool in (*TOOLS, *EXTRA_TOOLS.intersection(backends))},
         files=files,
     )
     write_manifest(out, manifest)
-    return Package(contract.load(out), tuple(errors), remarks)
+    return Package(contract.load(out), {one.backend: (*one.errors, *errors) for one in lowered}, remarks)
 
 
-def prepare_folder(out: Path, force: bool) -> None:
+def prepare_folder(out: Path, force: bool, backends: tuple[str, ...]) -> None:
     """An empty bundle folder; an existing bundle is replaced only if forced, other folders never."""
     try:
         if out.is_dir() and any(out.iterdir()):
@@ -92,7 +103,7 @@ def prepare_folder(out: Path, force: bool) -> None:
             (out / contract.MANIFEST_NAME).unlink(missing_ok=True)  # first, so that no half-deleted bundle loads
             for path in list(out.iterdir()):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        for folder in ("onnx", embeddings.FOLDER):
+        for folder in (*backends, embeddings.FOLDER):
             (out / folder).mkdir(parents=True)
     except OSError as error:
         raise ValueError(f"{out}: cannot be written ({error.strerror}); choose another --out") from None
@@ -105,7 +116,7 @@ def write_manifest(out: Path, manifest: Manifest) -> None:
     os.replace(temporary, out / contract.MANIFEST_NAME)
 
 
-def summarize(errors: list[TensorError], recipe_name: str, pair: tuple[Weights, Weights]) -> contract.QuantSpecSummary:
+def summarize(errors: list[TensorError], lowered: Lowered, pair: tuple[Weights, Weights]) -> contract.QuantSpecSummary:
     """Share of the pair's checkpoint bytes that was quantized, and the tensor that suffered most.
 
     With one query head per kv head a single token's scores are a single row, which onnxruntime multiplies in another
@@ -114,9 +125,10 @@ def summarize(errors: list[TensorError], recipe_name: str, pair: tuple[Weights, 
     total = sum(place.size_bytes for weights in pair for place in weights.checkpoint.tensors.values())
     quantized = sum(error.size_bytes for error in errors if error.bits < 32)
     worst = max(errors, key=lambda error: error.relative)
+    recipe = RECIPES[lowered.backend][lowered.recipe_name]
     return contract.QuantSpecSummary(
-        recipe=recipe_name,
-        row_invariant=RECIPES[recipe_name].row_invariant and pair[0].config.group > 1,
+        recipe=lowered.recipe_name,
+        row_invariant=recipe.row_invariant and (lowered.backend != "onnx" or pair[0].config.group > 1),
         quantized_share=quantized / total,
         worst_tensor=worst.name,
         worst_relative_error=worst.relative,
@@ -139,23 +151,36 @@ def _remarks(target: Weights, drafter: Weights) -> tuple[str, ...]:
     return tuple(remarks)
 
 
-def _target_tables(target: Weights, placements: dict, out: Path, recipe, errors: list[TensorError]):
-    config, file = target.config, f"onnx/{CrossDecoder.name}.onnx.data"
-    per_layer = embeddings.write_table(
-        target, "embed_tokens_per_layer.weight", "per_layer", out, recipe, errors, config.per_layer_scale
-    )
-    if config.tied_head:
-        spec = recipe.spec(f"{CrossDecoder.name}.lm_head")
-        placement = placements[CrossDecoder.name]
-        return embeddings.shared_table(placement, file, spec, config.hidden_size, config.embedding_scale), per_layer
-    return embeddings.write_table(
-        target, "embed_tokens.weight", "token", out, recipe, errors, config.embedding_scale
-    ), per_layer
+def _token_tables(
+    lowered: list[Lowered], recipe_name: str, target: Weights, out: Path, errors: list[TensorError]
+) -> dict[str, contract.TableSpec]:
+    tables = {one.backend: token_table(one, target) for one in lowered}
+    if None in tables.values():
+        written = own_token_table(recipe_name, target, out, errors)
+        tables = {backend: table or written for backend, table in tables.items()}
+    return tables
 
 
-def _target_spec(
-    target: Weights, token_table: contract.TableSpec, per_layer_table: contract.TableSpec
-) -> contract.TargetSpec:
+def _tables(
+    target: Weights, drafter: Weights, recipe_name: str, out: Path, errors: list[TensorError]
+) -> tuple[contract.TableSpec, contract.CentroidHeadSpec | None]:
+    """The per-layer table and the drafter's centroid head, which all backends share."""
+    recipe, scale = RECIPES["onnx"][recipe_name], target.config.per_layer_scale
+    table = embeddings.write_table(target, "embed_tokens_per_layer.weight", "per_layer", out, recipe, errors, scale)
+    if drafter.config.num_centroids is None:
+        return table, None
+    return table, embeddings.write_centroid_head(drafter, out, recipe, errors)
+
+
+def _graph_specs(lowered: list[Lowered]) -> dict[str, contract.GraphSpec]:
+    modules = lowered[0].modules
+    return {
+        graph: contract.GraphSpec({one.backend: one.file(graph) for one in lowered}, module.inputs, module.outputs)
+        for graph, module in modules.items()
+    }
+
+
+def _target_spec(target: Weights, per_layer_table: contract.TableSpec) -> contract.TargetSpec:
     config = target.config
     return contract.TargetSpec(
         hidden_size=config.hidden_size,
@@ -166,7 +191,6 @@ def _target_spec(
         per_layer_input_size=config.per_layer_input_size,
         max_context_tokens=config.max_context_tokens,
         inv_freq=config.inv_freq,
-        token_table=token_table,
         per_layer_table=per_layer_table,
     )
 
@@ -210,7 +234,7 @@ def _kv_spec(config: TargetConfig) -> contract.KVSpec:
 
 
 def tokens_spec(target: Weights) -> contract.TokensSpec:
-    """Ids of the generation_config; what it leaves out is the config's."""
+    """Ids of the generation_config; what it leaves out is the config's. Names of special tokens are the tokenizer's."""
     generation = generation_config(target.checkpoint.folder, target.checkpoint.config)
     text = target.checkpoint.config.get_text_config()
     eos = generation.eos_token_id if generation.eos_token_id is not None else text.eos_token_id
@@ -223,7 +247,8 @@ def tokens_spec(target: Weights) -> contract.TokensSpec:
                 f"{target.checkpoint.folder}: {name} is {value!r}, generation_config.json or config.json must name "
                 f"token ids from 0 to {limit - 1}"
             )
-    return contract.TokensSpec(bos=bos, pad=pad, eos=tuple(eos) if isinstance(eos, list) else (eos,))
+    special = special_tokens(target.checkpoint.folder, {"bos_token": bos, "pad_token": pad})
+    return contract.TokensSpec(bos, pad, tuple(eos) if isinstance(eos, list) else (eos,), special)
 
 
 def _sampling(target: Weights) -> contract.SamplingSpec:
@@ -243,18 +268,18 @@ def _sampling(target: Weights) -> contract.SamplingSpec:
 
 
 def _memory(config: TargetConfig, files: dict[str, contract.FileSpec]) -> contract.MemorySpec:
-    def sizes(folder: str) -> int:
-        return sum(spec.size_bytes for name, spec in files.items() if name.startswith(f"{folder}/"))
-
     def row_bytes(kind: str) -> int:
         return sum(2 * config.kv_heads * layer.head_dim * 4 for layer in config.own_layers if layer.type == kind)
 
     return contract.MemorySpec(
-        weights_bytes=sizes("onnx"),
-        tables_bytes=sizes(embeddings.FOLDER),
+        tables_bytes=_folder_bytes(files, embeddings.FOLDER),
         kv_sliding_bytes=row_bytes(SLIDING) * config.window,
         kv_full_bytes_per_token=row_bytes(FULL),
     )
+
+
+def _folder_bytes(files: dict[str, contract.FileSpec], folder: str) -> int:
+    return sum(spec.size_bytes for name, spec in files.items() if name.startswith(f"{folder}/"))
 
 
 def _checkpoint_spec(weights: Weights) -> contract.CheckpointSpec:

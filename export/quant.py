@@ -28,25 +28,44 @@ class QuantSpec:
 @dataclass(frozen=True)
 class Recipe:
     """rules: (pattern over "graph.module" or "embeddings.table", spec); the first match wins, without one a tensor
-    stays float32. row_invariant: every row of a graph's outputs has the same bits whatever rows are run with it."""
+    stays float32. row_invariant: every row of a graph's outputs has the same bits whatever rows are run with it.
+    whole_groups: a spec whose group does not divide the columns is passed over."""
 
     rules: tuple[tuple[str, QuantSpec], ...]
     row_invariant: bool
+    whole_groups: bool = False
 
-    def spec(self, name: str) -> QuantSpec | None:
-        return next((spec for pattern, spec in self.rules if fnmatchcase(name, pattern)), None)
+    def spec(self, name: str, columns: int) -> QuantSpec | None:
+        fits = (spec for pattern, spec in self.rules if fnmatchcase(name, pattern) and self._takes(spec, columns))
+        return next(fits, None)
+
+    def _takes(self, spec: QuantSpec, columns: int) -> bool:
+        return not self.whole_groups or columns % spec.width(columns) == 0
 
 
 INT8, INT4 = QuantSpec(8, 64), QuantSpec(4, 32)
+INT8_ROWS = QuantSpec(8, None)  # XNNPACK has no 8-bit groups
 TABLES = (
     ("embeddings.per_layer", QuantSpec(8, 256)),  # at Gemma's sizes one scale per (token, layer)
     ("embeddings.drafter_head", QuantSpec(8, None)),  # the host scales logits, not weights
     ("embeddings.token", INT8),
 )
-RECIPES = {
-    "fp32": Recipe((), row_invariant=False),  # onnxruntime multiplies a single float32 row in another order
-    "int8": Recipe((*TABLES, ("*", INT8)), row_invariant=True),
-    "int4": Recipe((*TABLES, ("drafter.*", INT8), ("*.lm_head", INT8), ("*", INT4)), row_invariant=True),
+FLOAT32 = Recipe((), row_invariant=False)
+RECIPES = {  # backend -> name
+    "onnx": {
+        "fp32": FLOAT32,  # onnxruntime multiplies a single float32 row in another order
+        "int8": Recipe((*TABLES, ("*", INT8)), row_invariant=True),
+        "int4": Recipe((*TABLES, ("drafter.*", INT8), ("*.lm_head", INT8), ("*", INT4)), row_invariant=True),
+    },
+    "executorch": {
+        "fp32": Recipe((), row_invariant=True),
+        "int8": Recipe((*TABLES, ("*", INT8_ROWS)), row_invariant=True),
+        "int4": Recipe(
+            (*TABLES, ("drafter.*", INT8_ROWS), ("*.lm_head", INT8_ROWS), ("*", INT4), ("*", INT8_ROWS)),
+            row_invariant=True,
+            whole_groups=True,
+        ),
+    },
 }
 
 

@@ -3,19 +3,16 @@
 import shlex
 from pathlib import Path
 
+from runtime_py.manifest import QuantSpecSummary
+
 from .package import Package
+from .quant import TensorError
 
 
 def print_report(package: Package, out: Path) -> None:
     manifest = package.manifest
-    quantized = sorted((error for error in package.errors if error.bits < 32), key=lambda error: error.relative)
-    if quantized:
-        print(f"{'relative error':>14}  bits  tensor (worst last)")
-    for error in quantized:
-        print(f"{error.relative:14.5f}  {error.bits:4}  {error.name}")
-    print(
-        f"{manifest.quantization.quantized_share:.1%} of the checkpoint's bytes are quantized ({manifest.quantization.recipe})"
-    )
+    for backend, errors in package.errors.items():
+        _print_errors(backend, errors, manifest.backends[backend].quantization)
     for remark in package.remarks:
         print(f"note: {remark}")
     print(f"\n{'MB':>10}  file")
@@ -23,3 +20,12 @@ def print_report(package: Package, out: Path) -> None:
         print(f"{spec.size_bytes / 1e6:10.3f}  {name}")
     print(f"{sum(spec.size_bytes for spec in manifest.files.values()) / 1e6:10.3f}  {out} in all")
     print(f"\nrun it:\n  python -m runtime_py generate {shlex.quote(str(out))} --prompt 'ROMEO:' --max-new-tokens 100")
+
+
+def _print_errors(backend: str, errors: tuple[TensorError, ...], quality: QuantSpecSummary) -> None:
+    quantized = sorted((error for error in errors if error.bits < 32), key=lambda error: error.relative)
+    if quantized:
+        print(f"{'relative error':>14}  bits  tensor on {backend} (worst last)")
+    for error in quantized:
+        print(f"{error.relative:14.5f}  {error.bits:4}  {error.name}")
+    print(f"{backend}: {quality.quantized_share:.1%} of the checkpoint's bytes are quantized ({quality.recipe})")

@@ -16,7 +16,7 @@ from .checkpoint import Checkpoint, account, open_checkpoint
 from .config import DrafterConfig, TargetConfig, drafter_config, target_config
 from .graphs import CrossDecoder, Drafter, SelfDecoder
 from .graphs.layers import Linear
-from .quant import RECIPES, QuantSpec, TensorError, dequantize, quantize
+from .quant import FLOAT32, QuantSpec, TensorError, dequantize, quantize
 
 CHUNK_ELEMENTS = 1 << 24  # 64 MiB as float32
 MODEL_PROJECTION = re.compile(r"layers\.(\d+)\.per_layer_model_projection\.weight")
@@ -112,7 +112,7 @@ def open_target(source: str) -> Weights:
         "per_layer_model_projection.weight": (per_layer, config.hidden_size),
     }
     with torch.device("meta"):
-        graphs = [SelfDecoder(config, RECIPES["fp32"]), CrossDecoder(config, RECIPES["fp32"])]
+        graphs = [SelfDecoder(config, FLOAT32), CrossDecoder(config, FLOAT32)]
     expected = _expected(Weights(checkpoint, config), graphs) | tables
     return Weights(account(checkpoint, expected, len(config.own_layers), config.tied_head), config)
 
@@ -126,7 +126,7 @@ def open_drafter(source: str) -> Weights:
         tables["masked_embedding.centroids.weight"] = (config.num_centroids, config.hidden_size)
         tables["masked_embedding.token_ordering"] = (config.vocab_size,)
     with torch.device("meta"):
-        expected = _expected(Weights(checkpoint, config), [Drafter(config, RECIPES["fp32"])]) | tables
+        expected = _expected(Weights(checkpoint, config), [Drafter(config, FLOAT32)]) | tables
     weights = Weights(account(checkpoint, expected, 0, tied_head=True), config)
     if config.num_centroids:
         token_ordering(weights)

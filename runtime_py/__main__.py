@@ -47,6 +47,9 @@ def parser() -> argparse.ArgumentParser:
         ("seed", int, "default: drawn, and reported"),
     ):
         generate.add_argument(f"--{name}", type=kind, metavar="X", help=text)
+    generate.add_argument(
+        "--backend", choices=("auto", "onnx", "executorch"), default="auto", help="auto: executorch, else onnx"
+    )
     generate.add_argument("--threads", type=int, default=min(os.cpu_count() or 1, MAX_THREADS), metavar="N")
     generate.add_argument("--json", action="store_true", help="one JSON object on stdout instead of streamed text")
     info = commands.add_parser("info", help="what a bundle holds")
@@ -106,7 +109,7 @@ def _generate(options: argparse.Namespace) -> None:
         options.repetition_penalty,
         options.seed,
     )
-    pair = load(options.bundle, options.threads, draft_tokens, options.schedule, drafter=options.drafter)
+    pair = load(options.bundle, options.threads, draft_tokens, options.schedule, options.backend, options.drafter)
     if pair.off_reason and draft_tokens != 0:
         print(f"warning: drafting is off: {_one_line(pair.off_reason)}", file=sys.stderr)
     if options.prompt_ids is not None:
@@ -158,53 +161,15 @@ def _summary(result: dict) -> str:
     seed = result["sampling"]["seed"]
     return (
         f"[{len(result['token_ids'])} tokens, {rate}, first after {timings['time_to_first_token_s']:.3f} s, "
-        f"stop: {result['stop_reason']}, {'greedy' if seed is None else f'seed {seed}'}, "
+        f"stop: {result['stop_reason']}, {result['backend']}, {'greedy' if seed is None else f'seed {seed}'}, "
         f"drafts: {', now '.join(parts) or 'none'}, peak {result['memory']['peak_rss_mib']:.0f} MiB]"
     )
 
 
 def _info(options: argparse.Namespace) -> None:
-    from . import manifest as contract
+    from .info import print_info
 
-    manifest = contract.load(options.bundle)
-    contract.check_sizes(options.bundle, manifest, manifest.files)
-    target, drafter, kv, quality, memory = (
-        manifest.target,
-        manifest.drafter,
-        manifest.kv,
-        manifest.quantization,
-        manifest.memory,
-    )
-    head = f"centroid head, {drafter.centroid_head.top_k} clusters" if drafter.centroid_head else "dense head"
-    context = target.max_context_tokens
-    kv_bytes = memory.kv_sliding_bytes + memory.kv_full_bytes_per_token * context
-    lines = {
-        "bundle": f"{manifest.name} ({sum(spec.size_bytes for spec in manifest.files.values()) / 1e6:.1f} MB), schema {manifest.schema_version}",
-        "target": f"{target.num_layers} layers ({target.num_own_kv_layers} with their own KV), hidden {target.hidden_size}, vocabulary {target.vocab_size}",
-        "drafter": f"{len(drafter.layer_types)} layers, hidden {drafter.hidden_size}, {head}; {drafter.num_draft_tokens} drafts, {drafter.schedule}",
-        "context": f"{context} tokens, window {kv.window}",
-        "quantization": f"{quality.recipe}, {quality.quantized_share:.1%} of the bytes, worst error {quality.worst_relative_error:.4f} ({quality.worst_tensor}), "
-        + (
-            "row-invariant"
-            if quality.row_invariant
-            else "not row-invariant: drafted text may differ from plain text in near ties"
-        ),
-        "memory": f"weights {memory.weights_bytes / 1e6:.1f} MB, tables {memory.tables_bytes / 1e6:.1f} MB mapped, KV {kv_bytes / 1e6:.1f} MB at full context",
-        "stop tokens": ", ".join(map(str, manifest.tokens.eos)),
-        "sampling defaults": f"do_sample {manifest.sampling.do_sample}, temperature {manifest.sampling.temperature}, top_k {manifest.sampling.top_k}, top_p {manifest.sampling.top_p}",
-        "checkpoints": ", ".join(
-            f"{who} {spec.source}{'@' + spec.revision if spec.revision else ''} ({spec.dtype})"
-            for who, spec in manifest.checkpoints.items()
-        ),
-        "made with": ", ".join(f"{tool} {version}" for tool, version in manifest.versions.items()),
-    }
-    for name, graph in manifest.graphs.items():
-        lines[f"graph {name}"] = (
-            f"{len(graph.inputs)} inputs, {len(graph.outputs)} outputs, {', '.join(graph.files.values())}"
-        )
-    width = max(map(len, lines))
-    for name, line in lines.items():
-        print(f"{name:{width}}  {line}")
+    print_info(options.bundle)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What a backend gives: a loaded graph, called with named float32 arrays."""
 
+import importlib.util
 from pathlib import Path
 from typing import Protocol
 
@@ -8,7 +9,7 @@ import numpy as np
 from .manifest import Manifest, check_sizes, graph_files
 
 Array = np.ndarray
-BACKENDS = ("onnx",)
+BACKENDS = ("onnx", "executorch")
 
 
 class Graph(Protocol):
@@ -17,9 +18,21 @@ class Graph(Protocol):
         ...
 
 
+def installed(backend: str) -> bool:
+    """Whether the backend's package is there; it is not imported."""
+    return importlib.util.find_spec({"onnx": "onnxruntime", "executorch": "executorch"}[backend]) is not None
+
+
 def load_graph(bundle: Path, manifest: Manifest, name: str, backend: str, threads: int) -> Graph:
     """ValueError if a file of the graph is missing, has the wrong size or is refused by the backend."""
     check_sizes(bundle, manifest, graph_files(manifest, name, backend))
+    spec = manifest.graphs[name]
+    path = bundle / spec.files[backend]
+    if backend == "executorch":
+        from .graph_executorch import open_graph
+
+        sha256, exported_with = manifest.files[spec.files[backend]].sha256, manifest.versions.get("executorch")
+        return open_graph(path, spec, sha256, exported_with, bundle / "cache", threads)
     from .graph_onnx import OnnxGraph
 
-    return OnnxGraph(bundle / manifest.graphs[name].files[backend], manifest.graphs[name], threads)
+    return OnnxGraph(path, spec, threads)

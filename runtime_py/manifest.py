@@ -113,7 +113,6 @@ class TargetSpec:
     per_layer_input_size: int
     max_context_tokens: int  # checkpoint field max_position_embeddings
     inv_freq: dict[str, tuple[float, ...]]  # layer type -> rotary frequencies, [head_dim / 2]
-    token_table: TableSpec
     per_layer_table: TableSpec
 
 
@@ -146,11 +145,13 @@ class DrafterSpec:
 
 @dataclass(frozen=True)
 class TokensSpec:
-    """Ids as the checkpoint has them; any id of eos ends a text."""
+    """Ids as the checkpoint has them; any id of eos ends a text. special: name -> text of the tokens that a chat
+    template may write (bos_token, ...)."""
 
     bos: int
     pad: int
     eos: tuple[int, ...]
+    special: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -175,10 +176,20 @@ class QuantSpecSummary:
 
 
 @dataclass(frozen=True)
-class MemorySpec:
-    """Estimate of the resident bytes while generating."""
+class BackendSpec:
+    """What differs from backend to backend. max_context_tokens: the most rows that its graphs take; token_table: with a
+    tied head the rows of its own cross_decoder file; weights_bytes: of its graphs' files."""
 
+    max_context_tokens: int
+    token_table: TableSpec
+    quantization: QuantSpecSummary
     weights_bytes: int
+
+
+@dataclass(frozen=True)
+class MemorySpec:
+    """Estimate of the resident bytes while generating, without the weights of the graphs."""
+
     tables_bytes: int  # mapped, only touched rows become resident
     kv_sliding_bytes: int  # whole, constant
     kv_full_bytes_per_token: int
@@ -202,9 +213,9 @@ class Manifest:
     drafter: DrafterSpec
     kv: KVSpec
     graphs: dict[str, GraphSpec]
+    backends: dict[str, BackendSpec]
     tokens: TokensSpec
     sampling: SamplingSpec
-    quantization: QuantSpecSummary
     memory: MemorySpec
     checkpoints: dict[str, CheckpointSpec]  # "target", "drafter"
     versions: dict[str, str]  # tool -> version
@@ -324,7 +335,12 @@ def _validate(manifest: Manifest) -> None:
             _require_file(manifest, path, f"graphs.{graph}.files")
     for where, array in _arrays(manifest):
         _validate_array(manifest, array, where)
-    _validate_table(manifest.target.token_table, manifest.target.hidden_size, "target.token_table")
+    if not manifest.backends:
+        raise ValueError("backends: none; the bundle cannot run")
+    for name, backend in manifest.backends.items():
+        _validate_table(backend.token_table, manifest.target.hidden_size, f"backends.{name}.token_table")
+        if missing := [graph for graph, spec in manifest.graphs.items() if name not in spec.files]:
+            raise ValueError(f"backends.{name}: graph {missing[0]} has no file for it")
     width = manifest.target.num_layers * manifest.target.per_layer_input_size
     _validate_table(manifest.target.per_layer_table, width, "target.per_layer_table")
     _validate_kv(manifest)
@@ -337,10 +353,8 @@ def _require_file(manifest: Manifest, name: str, where: str) -> None:
 
 
 def _tables(manifest: Manifest) -> list[tuple[str, TableSpec]]:
-    tables = [
-        ("target.token_table", manifest.target.token_table),
-        ("target.per_layer_table", manifest.target.per_layer_table),
-    ]
+    tables = [(f"backends.{name}.token_table", backend.token_table) for name, backend in manifest.backends.items()]
+    tables.append(("target.per_layer_table", manifest.target.per_layer_table))
     if head := manifest.drafter.centroid_head:
         tables.append(("drafter.centroid_head.table", head.table))
     return tables
@@ -407,9 +421,15 @@ def _validate_numbers(manifest: Manifest) -> None:
     for where, value in positive.items():
         if value < 1:
             raise ValueError(f"{where}: must be at least 1, got {value}")
-    for table in (target.token_table, target.per_layer_table):
-        if table.data.shape[0] != target.vocab_size:
-            raise ValueError(f"target: a table has {table.data.shape[0]} rows, vocab_size is {target.vocab_size}")
+    for where, table in _tables(manifest):
+        if where != "drafter.centroid_head.table" and table.data.shape[0] != target.vocab_size:
+            raise ValueError(f"{where}: has {table.data.shape[0]} rows, vocab_size is {target.vocab_size}")
+    for name, backend in manifest.backends.items():
+        if not 1 <= backend.max_context_tokens <= target.max_context_tokens:
+            raise ValueError(
+                f"backends.{name}.max_context_tokens: {backend.max_context_tokens} is outside 1.."
+                f"{target.max_context_tokens}"
+            )
     if drafter.schedule not in ("constant", "heuristic"):
         raise ValueError(f"drafter.schedule: {drafter.schedule!r} is neither constant nor heuristic")
     for where, token in (

@@ -91,15 +91,18 @@ class CrossDecoder:
 class Target:
     """The two graphs of the target and its embedding tables."""
 
-    def __init__(self, manifest: Manifest, self_decoder: SelfDecoder, cross_decoder: CrossDecoder, bundle: Path):
+    def __init__(
+        self, manifest: Manifest, backend: str, self_decoder: SelfDecoder, cross_decoder: CrossDecoder, bundle: Path
+    ):
         self.spec, self._self_decoder, self._cross_decoder = manifest.target, self_decoder, cross_decoder
+        self.max_context_tokens = manifest.backends[backend].max_context_tokens
         self.group = manifest.target.query_heads // manifest.kv.layers[0].kv_heads
         self._kv = manifest.kv
-        self._tokens = EmbeddingTable(bundle, manifest.target.token_table)
+        self._tokens = EmbeddingTable(bundle, manifest.backends[backend].token_table)
         self._per_layer = EmbeddingTable(bundle, manifest.target.per_layer_table)
 
     def new_cache(self, max_context_tokens: int | None = None) -> KVCache:
-        return KVCache(self._kv, self.group, max_context_tokens or self.spec.max_context_tokens)
+        return KVCache(self._kv, self.group, max_context_tokens or self.max_context_tokens)
 
     def embed(self, ids: list[int]) -> Array:
         """[len(ids), H], scaled"""
@@ -198,11 +201,11 @@ def rope_rows(inv_freq: dict[str, tuple[float, ...]], positions: Array) -> dict[
 
 def load_target(bundle: Path, manifest: Manifest, backend: str, threads: int) -> Target:
     """ValueError if a file is missing, has the wrong size or does not load."""
-    tables = (manifest.target.token_table, manifest.target.per_layer_table)
+    tables = (manifest.backends[backend].token_table, manifest.target.per_layer_table)
     check_sizes(bundle, manifest, {array.file for table in tables for array in (table.data, table.scales) if array})
     self_decoder = SelfDecoder(manifest, load_graph(bundle, manifest, "self_decoder", backend, threads))
     cross_decoder = CrossDecoder(manifest, load_graph(bundle, manifest, "cross_decoder", backend, threads))
-    return Target(manifest, self_decoder, cross_decoder, bundle)
+    return Target(manifest, backend, self_decoder, cross_decoder, bundle)
 
 
 def load_drafter(bundle: Path, manifest: Manifest, target: Target, backend: str, threads: int) -> Drafter:

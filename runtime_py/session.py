@@ -9,10 +9,13 @@ from pathlib import Path
 
 from . import manifest as contract
 from .drafting import DRAFTERS, AutoPolicy, DraftPolicy
+from .graph import installed
 from .models import Drafter, Target, load_drafter, load_target
 from .sampling import GREEDY, LogitsHook, Sampling
 from .speculative import Round, generate
 from .text import Text, TextStream
+
+PREFERENCE = ("executorch", "onnx")  # verifying a block costs less on ExecuTorch
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,7 @@ class Pair:
     """off_reason: why the bundle's drafter cannot draft, if it was to. load_s: seconds that loading took."""
 
     manifest: contract.Manifest
+    backend: str
     target: Target
     drafter: Drafter | None
     off_reason: str | None
@@ -33,7 +37,7 @@ def load(
     threads: int,
     draft_tokens: int | None = None,
     schedule: str | None = None,
-    backend: str = "onnx",
+    backend: str = "auto",
     drafter: str = "auto",
 ) -> Pair:
     """ValueError if the bundle does not load. A drafter that is missing or corrupt only turns drafting off.
@@ -43,6 +47,7 @@ def load(
     """
     started = time.perf_counter()
     manifest = contract.load(bundle)
+    backend = choose_backend(manifest, backend)
     target = load_target(bundle, manifest, backend, threads)
     policy, loaded, off_reason = _policy(manifest.drafter, draft_tokens, schedule, drafter), None, None
     if draft_tokens == 0:
@@ -53,7 +58,17 @@ def load(
         except (ValueError, OSError) as error:
             policy, off_reason = DraftPolicy(0), str(error)
     text = Text(bundle, manifest)
-    return Pair(manifest, target, loaded, off_reason, policy, text, time.perf_counter() - started)
+    return Pair(manifest, backend, target, loaded, off_reason, policy, text, time.perf_counter() - started)
+
+
+def choose_backend(manifest: contract.Manifest, wanted: str) -> str:
+    """wanted, or for "auto" the first of PREFERENCE that the bundle holds and whose package is installed."""
+    held = manifest.backends
+    if wanted == "auto":
+        return next((name for name in PREFERENCE if name in held and installed(name)), next(iter(held)))
+    if wanted not in held:
+        raise ValueError(f"the bundle has files for {', '.join(held)}, not for {wanted}; export it with --backend all")
+    return wanted
 
 
 def _policy(
@@ -97,6 +112,7 @@ def generate_text(
         "prompt_ids": list(prompt_ids),
         "token_ids": token_ids,
         "stop_reason": rounds[-1].stop_reason,
+        "backend": pair.backend,
         "timings": {
             "load_s": pair.load_s,
             "prefill_tokens": len(prompt_ids),

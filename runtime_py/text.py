@@ -1,14 +1,12 @@
 """Text at the edge of the runtime: prompts and chats to token ids, streamed ids to text."""
 
-import datetime
-import json
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import jinja2
-import jinja2.sandbox
 from tokenizers import Tokenizer
 
+from .chat_template import ChatTemplate
 from .manifest import Manifest, TokensSpec, check_sizes
 
 TEMPLATE = "chat_template.jinja"
@@ -20,18 +18,19 @@ class Text:
 
     def __init__(self, bundle: Path, manifest: Manifest):
         self.tokens: TokensSpec = manifest.tokens
-        self._template = bundle / TEMPLATE if TEMPLATE in manifest.files else None
-        check_sizes(bundle, manifest, ["tokenizer.json", *([TEMPLATE] if self._template else [])])
-        try:
-            self.tokenizer = Tokenizer.from_file(str(bundle / "tokenizer.json"))
-            self.tokenizer.no_truncation()  # a tokenizer saved while training may carry both
-            self.tokenizer.no_padding()
-        except Exception as error:  # tokenizers raises bare Exceptions
-            raise ValueError(f"{bundle / 'tokenizer.json'}: {error}") from None
+        has_template = TEMPLATE in manifest.files
+        self._template = ChatTemplate(bundle / TEMPLATE, self.tokens.special) if has_template else None
+        check_sizes(bundle, manifest, ["tokenizer.json", *([TEMPLATE] if has_template else [])])
+        self.tokenizer = _load_tokenizer(bundle / "tokenizer.json", self.tokens)
         if (size := self.tokenizer.get_vocab_size()) > manifest.target.vocab_size:
             raise ValueError(f"{bundle / 'tokenizer.json'}: {size} tokens, the model has {manifest.target.vocab_size}")
         added = self.tokenizer.get_added_tokens_decoder()
         self._special = {token for token, entry in added.items() if entry.special}
+
+    def special_id(self, content: str) -> int | None:
+        """The id of a special token, None if the tokenizer has no such token."""
+        token = self.tokenizer.token_to_id(content)
+        return token if token in self._special else None
 
     def encode_prompt(self, prompt: str) -> list[int]:
         """Ids of a raw prompt with exactly one bos, whether the text begins with one or not."""
@@ -40,28 +39,27 @@ class Text:
         ids = self._encode(prompt)
         return ids if ids[:1] == [self.tokens.bos] else [self.tokens.bos, *ids]
 
-    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
-        """Ids of a conversation that the model is to answer; the template emits bos."""
-        return self._encode(self.render_chat(messages))
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping],
+        tools: Sequence[Mapping] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, object] | None = None,
+    ) -> list[int]:
+        """Ids of a conversation, by default one that the model is to answer; the template emits bos."""
+        return self._encode(self.render_chat(messages, tools, add_generation_prompt, variables))
 
-    def render_chat(self, messages: list[dict[str, str]]) -> str:
-        """messages: {"role", "content"} each. The environment is that of Transformers' apply_chat_template."""
+    def render_chat(
+        self,
+        messages: Sequence[Mapping],
+        tools: Sequence[Mapping] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """As ChatTemplate.render. ValueError also if the bundle has no template."""
         if self._template is None:
             raise ValueError("the checkpoint has no chat template; use a raw prompt")
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-        special = {
-            name: self.tokenizer.id_to_token(getattr(self.tokens, token)) for name, token in _SPECIAL_TOKENS.items()
-        }
-        try:
-            template = environment.from_string(self._template.read_text(encoding="utf-8"))
-            return template.render(messages=messages, add_generation_prompt=True, **special)
-        except Exception as error:  # a template is a program, it may raise anything
-            raise ValueError(f"{self._template}: {' '.join(str(error).split())}") from None
+        return self._template.render(messages, tools, add_generation_prompt, variables)
 
     def _encode(self, text: str) -> list[int]:
         try:
@@ -73,29 +71,40 @@ class Text:
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
-    def is_final(self, token: int) -> bool:
-        """Whether ids after this one leave the text up to it as it is. Consecutive byte tokens are decoded together, across
-        tokens that decoding skips."""
-        piece = self.tokenizer.id_to_token(token)
-        return piece is not None and token not in self._special and not _BYTE_TOKEN.fullmatch(piece)
+    def decode_all(self, ids: list[int]) -> str:
+        """With the text of special tokens."""
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
 
+    def is_skipped(self, token: int) -> bool:
+        """Whether decoding passes over it: a special token or an id without one."""
+        return token in self._special or self.tokenizer.id_to_token(token) is None
 
-_SPECIAL_TOKENS = {"bos_token": "bos", "pad_token": "pad"}
+    def is_byte(self, token: int) -> bool:
+        """Whether it stands for one byte of UTF-8. Consecutive ones are decoded together, across skipped tokens."""
+        return _BYTE_TOKEN.fullmatch(self.tokenizer.id_to_token(token)) is not None
 
 
 class TextStream:
-    """Ids in, final text out: a run of byte tokens is held back until it ends, so that a UTF-8 sequence split over tokens
-    comes whole and the pieces make up exactly what the ids decode to."""
+    """Ids in, final text out: the pieces make up exactly what the ids decode to.
+
+    A run of byte tokens is held back until it ends, for one invalid byte makes replacement characters of the whole run:
+    no character of it is certain before. So a UTF-8 sequence split over tokens comes whole.
+    """
 
     def __init__(self, text: Text):
         self._text = text
-        self._held: list[int] = []
+        self._held: list[int] = []  # a run of byte tokens
 
-    def push(self, ids: tuple[int, ...]) -> str:
+    def push(self, ids: Iterable[int]) -> str:
         """The text that these ids complete, maybe none."""
-        self._held += ids
-        final = max((i + 1 for i, token in enumerate(self._held) if self._text.is_final(token)), default=0)
-        done, self._held = self._held[:final], self._held[final:]
+        done: list[int] = []
+        for token in ids:
+            if self._text.is_skipped(token):
+                continue
+            self._held.append(token)
+            if not self._text.is_byte(token):
+                done += self._held
+                self._held = []
         return self._text.decode(done)
 
     def flush(self) -> str:
@@ -104,10 +113,15 @@ class TextStream:
         return self._text.decode(done)
 
 
-def _tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-    """json.dumps: jinja's own filter escapes HTML characters"""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
+def _load_tokenizer(path: Path, tokens: TokensSpec) -> Tokenizer:
+    """Without what a tokenizer saved while training may carry: truncation and padding. As in Transformers, the tokens
+    that have a name are special, whatever the file says."""
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        known = [token for token in tokens.special.values() if tokenizer.token_to_id(token) is not None]
+        tokenizer.add_special_tokens(known)
+    except Exception as error:  # tokenizers raises bare Exceptions
+        raise ValueError(f"{path}: {error}") from None
+    return tokenizer

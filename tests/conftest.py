@@ -24,17 +24,18 @@ def pair_of(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def bundle_of(pair_of, tmp_path_factory):
-    """(PairShape or "tiny", recipe) -> bundle folder. Shared: tests that write to it copy it first."""
+    """(PairShape or "tiny", recipe, backend) -> bundle folder. Shared: tests that write to it copy it first."""
     from export.package import export_package
 
-    made: dict[tuple[PairShape | str, str], Path] = {}
+    made: dict[tuple[PairShape | str, str, str], Path] = {}
 
-    def make(shape: PairShape | str, recipe: str = "int8") -> Path:
-        if (shape, recipe) not in made:
+    def make(shape: PairShape | str, recipe: str = "int8", backend: str = "onnx") -> Path:
+        key = shape, recipe, backend
+        if key not in made:
             out = tmp_path_factory.mktemp("bundle") / f"{recipe}"
             target, drafter = pair_of(shape)
-            export_package("tiny", str(target), str(drafter), recipe, out)
-            made[shape, recipe] = out
-        return made[shape, recipe]
+            export_package("tiny", str(target), str(drafter), recipe, out, backends=(backend,))
+            made[key] = out
+        return made[key]
 
     return make

@@ -16,7 +16,7 @@ from runtime_py.manifest import FULL, SLIDING, KVLayerSpec, KVSpec, TokensSpec
 from runtime_py.models import NewRows, TargetOutput
 
 VOCAB, EOS, GROUP = 4999, 1, 2
-TOKENS = TokensSpec(bos=2, pad=0, eos=(EOS,))
+TOKENS = TokensSpec(bos=2, pad=0, eos=(EOS,), special={})
 SLIDING_LAYER, FULL_LAYER = 0, 1
 KINDS = {SLIDING_LAYER: SLIDING, FULL_LAYER: FULL}
 

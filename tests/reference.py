@@ -168,6 +168,7 @@ class Models:
 
     manifest: contract.Manifest | SimpleNamespace
     bundle: Path
+    backend: str
     graphs: dict[str, Graph]
     target: Target
     drafter: "RecordingDrafter"
@@ -261,22 +262,23 @@ def acceptance(rounds: list[Round]) -> Acceptance:
     return Acceptance(places, found["accepted"] / found["drafted"])
 
 
-def build(manifest, bundle: Path, graphs: dict[str, Graph], **classes) -> Models:
+def build(manifest, bundle: Path, graphs: dict[str, Graph], backend: str = "onnx", **classes) -> Models:
     """classes: target, drafter, cache: test doubles of the runtime's."""
     self_decoder = SelfDecoder(manifest, graphs["self_decoder"])
     cross_decoder = CrossDecoder(manifest, graphs["cross_decoder"])
-    target = classes.get("target", Target)(manifest, self_decoder, cross_decoder, bundle)
+    target = classes.get("target", Target)(manifest, backend, self_decoder, cross_decoder, bundle)
     drafter = classes.get("drafter", RecordingDrafter)(manifest, graphs["drafter"], bundle, target)
-    cache, size = classes.get("cache", KVCache), min(512, manifest.target.max_context_tokens)
+    cache, size = classes.get("cache", KVCache), min(512, manifest.backends[backend].max_context_tokens)
     new_cache = functools.partial(cache, manifest.kv, target.group, size)
-    return Models(manifest, bundle, graphs, target, drafter, manifest.tokens, new_cache)
+    return Models(manifest, bundle, backend, graphs, target, drafter, manifest.tokens, new_cache)
 
 
 def file_models(bundle: Path) -> Models:
-    """The pair as exported, on onnxruntime."""
+    """The pair as exported, on the one backend that the bundle holds."""
     manifest = contract.load(bundle)
-    graphs = {name: load_graph(bundle, manifest, name, "onnx", threads=1) for name in contract.GRAPHS}
-    return build(manifest, bundle, graphs)
+    (backend,) = manifest.backends
+    graphs = {name: load_graph(bundle, manifest, name, backend, threads=1) for name in contract.GRAPHS}
+    return build(manifest, bundle, graphs, backend)
 
 
 def prompts_of(bundle: Path, count: int) -> list[list[int]]:
@@ -290,11 +292,11 @@ def prompts_of(bundle: Path, count: int) -> list[list[int]]:
     ]
 
 
-def eager_graphs(pair: PairFolders, recipe: str) -> dict[str, EagerGraph]:
+def eager_graphs(pair: PairFolders, recipe: str, backend: str = "onnx") -> dict[str, EagerGraph]:
     target, drafter = open_target(str(pair[0])), open_drafter(str(pair[1]))
     sources = {SelfDecoderGraph: target, CrossDecoderGraph: target, DrafterGraph: drafter}
     return {
-        graph.name: EagerGraph(fill(graph(weights.config, RECIPES[recipe]), weights))
+        graph.name: EagerGraph(fill(graph(weights.config, RECIPES[backend][recipe]), weights))
         for graph, weights in sources.items()
     }
 
@@ -306,7 +308,7 @@ def eager_models(pair: PairFolders, folder: Path, recipe: str = "fp32") -> Model
     (folder / embeddings.FOLDER).mkdir(parents=True)
 
     def table(tensor: str, name: str, multiplier: float) -> contract.TableSpec:
-        return embeddings.write_table(target, tensor, name, folder, RECIPES[recipe], errors, multiplier)
+        return embeddings.write_table(target, tensor, name, folder, RECIPES["onnx"][recipe], errors, multiplier)
 
     target_spec = SimpleNamespace(
         vocab_size=config.vocab_size,
@@ -315,17 +317,22 @@ def eager_models(pair: PairFolders, folder: Path, recipe: str = "fp32") -> Model
         query_heads=config.query_heads,
         max_context_tokens=config.max_context_tokens,
         inv_freq=config.inv_freq,
-        token_table=table("embed_tokens.weight", "token", config.embedding_scale),
         per_layer_table=table("embed_tokens_per_layer.weight", "per_layer", config.per_layer_scale),
     )
     centroids = drafter_config.num_centroids is not None
-    head = embeddings.write_centroid_head(drafter, folder, RECIPES[recipe], errors) if centroids else None
+    head = embeddings.write_centroid_head(drafter, folder, RECIPES["onnx"][recipe], errors) if centroids else None
     drafter_spec = SimpleNamespace(inv_freq=drafter_config.inv_freq, position_offset=-1, centroid_head=head)
     layers = (
         contract.KVLayerSpec(layer.index, layer.type, config.kv_heads, layer.head_dim) for layer in config.own_layers
     )
     kv = contract.KVSpec(config.window, contract.CHUNK_ROWS, tuple(layers), config.donors)
-    manifest = SimpleNamespace(target=target_spec, drafter=drafter_spec, kv=kv, tokens=package.tokens_spec(target))
+    backend = SimpleNamespace(
+        max_context_tokens=config.max_context_tokens,
+        token_table=table("embed_tokens.weight", "token", config.embedding_scale),
+    )
+    manifest = SimpleNamespace(
+        backends={"onnx": backend}, target=target_spec, drafter=drafter_spec, kv=kv, tokens=package.tokens_spec(target)
+    )
     return build(manifest, folder, eager_graphs(pair, recipe))
 
 

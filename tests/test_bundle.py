@@ -94,7 +94,7 @@ def test_manifest_is_true(bundle_of):
             assert {value.type.tensor_type.elem_type for value in values} == {onnx.TensorProto.FLOAT}, name
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", RECIPES["onnx"])
 def test_check_passes(bundle_of, recipe, capsys):
     assert export_main(["check", str(bundle_of(SHAPE, recipe))]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -267,7 +267,7 @@ def test_check_measures_row_invariance(bundle, stated, monkeypatch, capsys):
         return dataclasses.replace(pair, target=Leaky(pair.target))
 
     monkeypatch.setattr(check, "load", load_leaky)
-    edit_json(bundle / "manifest.json", {"quantization/row_invariant": stated})
+    edit_json(bundle / "manifest.json", {"backends/onnx/quantization/row_invariant": stated})
     if stated:
         line = error_line(export_main, ["check", bundle], capsys)
         assert "row 0 differs at T = 5" in line and "near ties" in line
@@ -297,9 +297,9 @@ def test_weights_past_4_gib(pair_of, bundle_of, tmp_path, monkeypatch):
 
     monkeypatch.setattr(lower_onnx, "_place", place_behind_hole)
     target = open_target(str(pair_of(SHAPE)[0]))
-    module, program = trace(CrossDecoder, target.config, RECIPES["int8"], target.config.max_context_tokens)
+    module, program = trace(CrossDecoder, target.config, RECIPES["onnx"]["int8"], target.config.max_context_tokens)
     (tmp_path / "onnx").mkdir()
-    placement = lower_onnx.write(module, program, target, tmp_path / "onnx", [])
+    placement = lower_onnx.write(module, program, target, tmp_path / "onnx", [], lambda stage: None)
     data = tmp_path / "onnx/cross_decoder.onnx.data"
     assert data.stat().st_size > 4 << 30 > data.stat().st_blocks * 512
 
@@ -315,11 +315,15 @@ def test_weights_past_4_gib(pair_of, bundle_of, tmp_path, monkeypatch):
     assert all(np.array_equal(far[name], near[name]) for name in near)
 
     table = shared_table(
-        placement, spec.files["onnx"] + ".data", RECIPES["int8"].spec("cross_decoder.lm_head"), SHAPE.hidden, 8.0
+        placement,
+        spec.files["onnx"] + ".data",
+        RECIPES["onnx"]["int8"].spec("cross_decoder.lm_head", SHAPE.hidden),
+        SHAPE.hidden,
+        8.0,
     )
     assert table.data.offset_bytes > 4 << 30 and table.scales.offset_bytes > 4 << 30
     ids = [0, 5, SHAPE.vocab - 1]
-    ordinary_rows = EmbeddingTable(ordinary, manifest.target.token_table).rows(ids)
+    ordinary_rows = EmbeddingTable(ordinary, manifest.backends["onnx"].token_table).rows(ids)
     assert np.array_equal(EmbeddingTable(tmp_path, table).rows(ids), ordinary_rows)
 
 

@@ -150,7 +150,9 @@ def test_untied_head_is_a_tensor_of_its_own(target, multimodal):
     edit_json(target / "config.json", {"tie_word_embeddings": False})
     weights = open_target(str(target))
     assert not weights.config.tied_head
-    assert torch.equal(fill(CrossDecoder(weights.config, RECIPES["fp32"]), weights).lm_head.weight, head.float())
+    assert torch.equal(
+        fill(CrossDecoder(weights.config, RECIPES["onnx"]["fp32"]), weights).lm_head.weight, head.float()
+    )
     assert not torch.equal(weights.checkpoint.read("embed_tokens.weight"), head)
 
 
@@ -161,7 +163,7 @@ def test_float_dtypes(target, dtype):
     edit_json(target / "config.json", {"dtype": str(dtype).removeprefix("torch.")})
     weights = open_target(str(target))
     assert weights.checkpoint.dtype == dtype
-    graph = fill(SelfDecoder(weights.config, RECIPES["fp32"]), weights)
+    graph = fill(SelfDecoder(weights.config, RECIPES["onnx"]["fp32"]), weights)
     for name, buffer in graph.named_buffers():
         if "per_layer_model_projection" not in name and "per_layer_projection_norm" not in name:
             assert torch.equal(buffer, stored[f"model.{name}"].to(dtype).float()), name
@@ -176,8 +178,8 @@ def test_model_projection_is_split_by_output_rows(target):
     weights = open_target(str(target))
     whole = weights.checkpoint.read("per_layer_model_projection.weight").float()
     layers = {
-        **fill(SelfDecoder(weights.config, RECIPES["fp32"]), weights).layers,
-        **fill(CrossDecoder(weights.config, RECIPES["fp32"]), weights).layers,
+        **fill(SelfDecoder(weights.config, RECIPES["onnx"]["fp32"]), weights).layers,
+        **fill(CrossDecoder(weights.config, RECIPES["onnx"]["fp32"]), weights).layers,
     }
     parts = [layers[str(i)].per_layer_model_projection.weight for i in range(SHAPE.layers)]
     assert torch.equal(torch.cat(parts), whole)
@@ -221,7 +223,7 @@ def test_weights_that_are_not_finite_are_named(target, value):
     edit_tensors(target, poison(value))
     weights = open_target(str(target))
     with pytest.raises(ValueError, match=r"model\.layers\.2\.mlp\.up_proj\.weight holds a value that is not finite"):
-        fill(SelfDecoder(weights.config, RECIPES["int8"]), weights)
+        fill(SelfDecoder(weights.config, RECIPES["onnx"]["int8"]), weights)
 
 
 def test_untied_head_missing(target):
@@ -254,7 +256,7 @@ def test_bad_drafter_tensors_are_named(drafter, edit, parts):
 
 def test_drafter_fills_and_keeps_the_order_of_tokens(drafter):
     weights = open_drafter(str(drafter))
-    graph = fill(Drafter(weights.config, RECIPES["fp32"]), weights)
+    graph = fill(Drafter(weights.config, RECIPES["onnx"]["fp32"]), weights)
     assert torch.equal(graph.pre_projection.weight, weights.checkpoint.read("pre_projection.weight").float())
 
 

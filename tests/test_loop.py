@@ -285,9 +285,14 @@ def test_statistics_count_blocks_drafts_and_places():
 @pytest.mark.parametrize("final", [True, False], ids=["each id", "held back to the end"])
 def test_generated_text_is_shown_to_its_end(final):
     script = Script(stops=frozenset({len(PROMPT) + 9}))
-    text = SimpleNamespace(is_final=lambda token: final, decode=lambda ids: "".join(f"{token}," for token in ids))
+    text = SimpleNamespace(
+        is_skipped=lambda token: False,
+        is_byte=lambda token: not final,
+        decode=lambda ids: "".join(f"{token}," for token in ids),
+    )
     pair = Pair(
         manifest=SimpleNamespace(tokens=TOKENS),
+        backend="onnx",
         target=ScriptedTarget(script),
         drafter=ScriptedDrafter(script, lambda block: block % 3),
         off_reason=None,

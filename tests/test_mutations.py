@@ -132,7 +132,7 @@ class Unscaled(RecordingDrafter):
 
     def __init__(self, manifest, graph, bundle, target):
         super().__init__(manifest, graph, bundle, target)
-        scale = manifest.target.token_table.multiplier
+        scale = manifest.backends["onnx"].token_table.multiplier
         self._target = type("Unscaled", (), {"embed": staticmethod(lambda ids: target.embed(ids) / scale)})
 
 

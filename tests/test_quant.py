@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from export.backends import Lowered
 from export.graphs import CrossDecoder, Drafter, SelfDecoder
 from export.lower_onnx import pack
 from export.package import summarize
@@ -113,23 +114,34 @@ TABLES = [INT8, QuantSpec(8, 256), QuantSpec(8, None)]
     [("fp32", [None] * 10), ("int8", [INT8] * 7 + TABLES), ("int4", [INT4] * 3 + [INT8] * 4 + TABLES)],
 )
 def test_recipes(recipe, expected):
-    assert [RECIPES[recipe].spec(name) for name in KINDS] == expected
+    assert [RECIPES["onnx"][recipe].spec(name, 64) for name in KINDS] == expected
 
 
 @pytest.mark.parametrize(("query_heads", "invariant"), [(4, True), (2, False)])
 def test_one_query_head_per_kv_head_is_not_row_invariant(pair_of, query_heads, invariant):
     target, drafter = pair_of(PairShape(kv_heads=2, query_heads=query_heads))
     pair = open_target(str(target)), open_drafter(str(drafter))
-    assert summarize([TensorError("some", 8, 1, 0.1)], "int8", pair).row_invariant == invariant
+    lowered = {name: Lowered(name, "int8", 512, {}, {}) for name in RECIPES}
+    found = {
+        name: summarize([TensorError("some", 8, 1, 0.1)], one, pair).row_invariant for name, one in lowered.items()
+    }
+    assert found == {"onnx": invariant, "executorch": True}
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+def test_executorch_takes_whole_groups_of_32_only():
+    recipe = RECIPES["executorch"]["int4"]
+    assert recipe.spec("self_decoder.layers.0.mlp.up_proj", 96) == INT4
+    assert recipe.spec("self_decoder.layers.0.mlp.up_proj", 80) == QuantSpec(8, None)
+    assert recipe.spec("cross_decoder.lm_head", 96) == recipe.spec("drafter.pre_projection", 96) == QuantSpec(8, None)
+
+
+@pytest.mark.parametrize("recipe", RECIPES["onnx"])
 def test_only_linears_are_quantized(pair_of, recipe):
     folders = map(str, pair_of(PairShape()))
     target, drafter = open_target(next(folders)), open_drafter(next(folders))
     for graph, weights in ((SelfDecoder, target), (CrossDecoder, target), (Drafter, drafter)):
         with torch.device("meta"):
-            module = graph(weights.config, RECIPES[recipe])
+            module = graph(weights.config, RECIPES["onnx"][recipe])
         for buffer, _, spec in weights.state(module):
             is_linear = buffer.endswith(("proj.weight", "projection.weight", "gate.weight", "lm_head.weight"))
             assert (spec is not None) == (is_linear and recipe != "fp32"), buffer
@@ -166,7 +178,7 @@ def test_reported_errors_and_share(pair_of, tmp_path):
         assert reported[name].bits == bits
         assert reported[name].relative == pytest.approx(relative_error(tensor, bits, group), rel=1e-4), name
         assert reported[name].size_bytes == tensor.nbytes
-    quality = contract.load(tmp_path / "bundle").quantization
+    quality = contract.load(tmp_path / "bundle").backends["onnx"].quantization
     worst = max(package.errors, key=lambda error: error.relative)
     assert (quality.worst_tensor, quality.worst_relative_error) == (worst.name, worst.relative)
     tensors = [*weights.items(), *draft.items()]

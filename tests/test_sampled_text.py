@@ -2,6 +2,7 @@
 many tokens are drafted, and the tests of that can fail."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,6 @@ from scipy.stats import chi2
 from runtime_py import speculative
 from runtime_py.cache import KVCache
 from runtime_py.drafting import DraftPolicy
-from runtime_py.manifest import TokensSpec
 from runtime_py.models import NewRows, TargetOutput
 from runtime_py.sampling import GREEDY, Sampler, Sampling, weigh
 from runtime_py.speculative import generate
@@ -60,8 +60,8 @@ def chain(sampling: Sampling, tokens: int, drafts: int = DRAFTS) -> tuple[list[i
     ids = [0]
     drafter = ArgmaxDrafter() if drafts else None
     cache = KVCache(kv_spec(8, 128), GROUP, tokens + 1)
-    eos = TokensSpec(bos=0, pad=0, eos=())
-    rounds = list(generate(ChainTarget(), drafter, cache, ids, tokens, eos, DraftPolicy(drafts), sampling))
+    tokens_spec = replace(TOKENS, eos=())
+    rounds = list(generate(ChainTarget(), drafter, cache, ids, tokens, tokens_spec, DraftPolicy(drafts), sampling))
     return ids, rounds
 
 

@@ -1,5 +1,5 @@
-"""Text at the edge: streamed pieces make up what the ids decode to, a prompt gets exactly one bos, chats render as in
-Transformers, and Gemma's own vocabulary gives the ids that another implementation gives."""
+"""Text at the edge: streamed pieces make up what the ids decode to, a prompt gets exactly one bos, and Gemma's own
+vocabulary gives the ids that another implementation gives."""
 
 import dataclasses
 import json
@@ -13,20 +13,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from runtime_py import manifest as contract
-from runtime_py.manifest import FileSpec, TokensSpec
+from runtime_py.manifest import FileSpec
 from runtime_py.text import TEMPLATE, Text, TextStream
 
 from .pairs import write_tokenizer
-
-VOCAB, BYTES, PIECES = 300, 4, 260  # ids of the made-up tokenizer: 4 special tokens, 256 bytes, then pieces
-TOKENS = TokensSpec(bos=2, pad=0, eos=(1,))
-GEMMA = Path(__file__).parent.parent.parent / "shared/data/gemma4"
-needs_gemma = pytest.mark.skipif(not GEMMA.is_dir(), reason=f"{GEMMA}: Gemma's tokenizer data is not here")
-
-
-def text_of(folder: Path, vocab: int = VOCAB) -> Text:
-    sizes = {path.name: FileSpec("", path.stat().st_size) for path in folder.iterdir()}
-    return Text(folder, SimpleNamespace(tokens=TOKENS, files=sizes, target=SimpleNamespace(vocab_size=vocab)))
+from .texts import BYTES, GEMMA, PIECES, TOKENS, VOCAB, chat_text, needs_gemma, text_of
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +30,6 @@ def text(tmp_path_factory) -> Text:
 @pytest.fixture(scope="module")
 def gemma() -> Text:
     return text_of(GEMMA, 262144)
-
-
-def chat_text(folder: Path, template: str) -> Text:
-    write_tokenizer(folder, VOCAB)
-    (folder / TEMPLATE).write_text(template, encoding="utf-8")
-    return text_of(folder)
 
 
 def stream(text: Text, bursts: list[list[int]]) -> list[str]:
@@ -130,82 +115,9 @@ def test_prompt_that_is_no_text_is_refused(text, prompt):
         text.encode_prompt(prompt)
 
 
-MESSAGES = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "  <b>Où</b> est-ce ? \n"},
-    {"role": "assistant", "content": "Là-bas 🙂"},
-    {"role": "user", "content": "Merci & \"adieu\" 'Z'"},
-]
-TEMPLATES = {
-    "turns": "{{ bos_token }}{% for m in messages %}<{{ m['role'] }}>{{ m.content | trim }}\n{% endfor %}"
-    "{% if add_generation_prompt %}<model>{% endif %}",
-    "block whitespace": "{% for m in messages %}\n    {% if loop.first %}\nfirst\n    {% endif %}\n{{ m.role }}\n{% endfor %}",
-    "loop controls": "{% for m in messages %}{% if loop.index0 == 1 %}{% continue %}{% endif %}"
-    "{% if loop.index0 == 3 %}{% break %}{% endif %}{{ m.role }},{% endfor %}",
-    "tojson": "{{ messages | tojson }}{{ messages[1] | tojson(indent=2) }}"
-    "{{ messages[1] | tojson(sort_keys=true, separators=(',', ':'), ensure_ascii=true) }}",
-    "strftime_now": "{{ strftime_now('%Y-%m-%d') }}",
-    "macro and namespace": "{% macro tag(x) %}<{{ x }}>{% endmacro %}{% set ns = namespace(n=0) %}"
-    "{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ tag(ns.n) }}{{ pad_token }}",
-}
-
-
-def hf_render(folder: Path, template: str, messages: list[dict]) -> str:
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "tokenizer.json"), bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
-    )
-    return tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=True)
-
-
-@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
-@pytest.mark.parametrize("messages", [MESSAGES, MESSAGES[1:2]], ids=["conversation", "message"])
-def test_chat_renders_as_in_transformers(tmp_path, template, messages):
-    if "messages[1]" in template and len(messages) < 2:
-        template = template.replace("messages[1]", "messages[0]")
-    ours = chat_text(tmp_path, template)
-    assert ours.render_chat(messages) == hf_render(tmp_path, template, messages)
-
-
-@needs_gemma
-@pytest.mark.parametrize("messages", [MESSAGES, MESSAGES[1:], MESSAGES[1:2]], ids=["system", "two turns", "message"])
-def test_gemma_chat_renders_as_in_transformers(gemma, messages):
-    expected = hf_render(GEMMA, (GEMMA / TEMPLATE).read_text(encoding="utf-8"), messages)
-    assert gemma.render_chat(messages) == expected
-    ids = gemma.encode_chat(messages)
-    assert (ids[0], ids.count(TOKENS.bos)) == (TOKENS.bos, 1)
-    assert ids.count(105) == expected.count("<|turn>")
-
-
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("{{ raise_exception('roles must\nalternate') }}", "roles must alternate"),
-        ("{% for %}", "Expected an expression"),
-        ("{{ messages[0].content.nothing.deeper }}", "has no attribute 'nothing'"),
-        ("{{ messages.append(1) }}", "attribute 'append' of 'list' object is unsafe"),
-        ("{{ ''.__class__.__mro__ }}", "unsafe"),
-        ("{{ messages | nofilter }}", "No filter named 'nofilter'"),
-        ("{{ 1 / 0 }}", "division by zero"),
-        ("{{ messages[0].content + 1 }}", "can only concatenate str"),
-    ],
-)
-def test_bad_template_is_an_error_of_one_line(tmp_path, template, message):
-    with pytest.raises(ValueError, match=message) as error:
-        chat_text(tmp_path, template).render_chat(MESSAGES[:1])
-    assert "\n" not in str(error.value)
-    assert TEMPLATE in str(error.value)
-
-
-def test_bundle_without_a_template_refuses_a_chat(text):
-    with pytest.raises(ValueError, match=r"has no chat template; use a raw prompt"):
-        text.encode_chat(MESSAGES)
-
-
 @pytest.mark.parametrize("name", ["tokenizer.json", TEMPLATE])
 def test_missing_or_cut_text_file_is_refused(tmp_path, name):
-    ours = chat_text(tmp_path, TEMPLATES["turns"])
+    ours = chat_text(tmp_path, "{{ bos_token }}")
     files = {path.name: FileSpec("", path.stat().st_size) for path in tmp_path.iterdir()}
     manifest = SimpleNamespace(tokens=ours.tokens, files=files, target=SimpleNamespace(vocab_size=VOCAB))
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-1])

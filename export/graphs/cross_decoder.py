@@ -51,7 +51,7 @@ class CrossDecoder(nn.Module):
             {str(layer.index): TargetLayer(config, layer, NAME, recipe) for layer in config.shared_layers}
         )
         self.norm = Norm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = Linear(config.vocab_size, config.hidden_size, recipe.spec(f"{NAME}.lm_head"))
+        self.lm_head = Linear(config.vocab_size, config.hidden_size, recipe, f"{NAME}.lm_head")
 
     def forward(self, *args: Tensor) -> tuple[Tensor, Tensor]:
         """args and result in the order of `inputs` and `outputs`"""

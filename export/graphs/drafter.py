@@ -33,14 +33,14 @@ class Drafter(nn.Module):
         super().__init__()
         self.config, self.inputs, self.outputs = config, inputs(config), outputs(config)
         hidden, backbone = config.hidden_size, config.backbone_hidden_size
-        self.pre_projection = Linear(hidden, 2 * backbone, recipe.spec(f"{NAME}.pre_projection"))
+        self.pre_projection = Linear(hidden, 2 * backbone, recipe, f"{NAME}.pre_projection")
         self.layers = nn.ModuleDict(
             {str(layer.index): DrafterLayer(config, layer, NAME, recipe) for layer in config.layers}
         )
         self.norm = Norm(hidden, config.rms_norm_eps)
-        self.post_projection = Linear(backbone, hidden, recipe.spec(f"{NAME}.post_projection"))
+        self.post_projection = Linear(backbone, hidden, recipe, f"{NAME}.post_projection")
         if not config.num_centroids:
-            self.lm_head = Linear(config.vocab_size, hidden, recipe.spec(f"{NAME}.lm_head"))
+            self.lm_head = Linear(config.vocab_size, hidden, recipe, f"{NAME}.lm_head")
 
     def forward(self, *args: Tensor) -> tuple[Tensor, ...]:
         """args and result in the order of `inputs` and `outputs`"""

@@ -17,7 +17,7 @@ from runtime_py.manifest import CHUNK_ROWS, FULL, SLIDING, TensorSpec
 
 from .. import ops  # noqa: F401  registers torch.ops.gemma4
 from ..config import LayerConfig, TargetConfig, TextConfig
-from ..quant import QuantSpec, Recipe
+from ..quant import Recipe
 
 gemma4 = torch.ops.gemma4
 
@@ -40,15 +40,17 @@ class Masks(NamedTuple):
 def open_chunk(committed: KV, place: Tensor, new: KV) -> KV:
     """committed [C, kv, D], zero where nothing is committed; place [C, T], 1 where a new row's slot is; new [T, kv, D]."""
     chunk, kv, dim = committed.k.shape
-    placed = (place @ rows.view(-1, kv * dim) for rows in new)
+    slots = place.view(1, chunk, -1)
+    placed = (torch.bmm(slots, rows.view(1, -1, kv * dim)) for rows in new)
     return KV(*(old + rows.view(chunk, kv, dim) for old, rows in zip(committed, placed, strict=True)))
 
 
 class Linear(nn.Module):
-    """Weight [O, I] in the recipe's form; spec None is float32."""
+    """Weight [O, I] in the form that the recipe has for `name`; spec None is float32."""
 
-    def __init__(self, out_size: int, in_size: int, spec: QuantSpec | None):
+    def __init__(self, out_size: int, in_size: int, recipe: Recipe, name: str):
         super().__init__()
+        spec = recipe.spec(name, in_size)
         self.spec, self.in_size = spec, in_size
         self.register_buffer("weight", torch.empty(out_size, in_size, dtype=torch.int8 if spec else torch.float32))
         self.register_buffer("scale", torch.empty(out_size, spec.groups(in_size)) if spec else None)
@@ -78,12 +80,12 @@ class Attention(nn.Module):
         self.heads, self.kv_heads, self.head_dim = config.query_heads, config.kv_heads, layer.head_dim
         wide, narrow = config.query_heads * layer.head_dim, config.kv_heads * layer.head_dim
         hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.q_proj = Linear(wide, hidden, recipe.spec(f"{name}.q_proj"))
-        self.o_proj = Linear(hidden, wide, recipe.spec(f"{name}.o_proj"))
+        self.q_proj = Linear(wide, hidden, recipe, f"{name}.q_proj")
+        self.o_proj = Linear(hidden, wide, recipe, f"{name}.o_proj")
         self.q_norm = Norm(layer.head_dim, eps)
         if layer.owns_kv:
-            self.k_proj = Linear(narrow, hidden, recipe.spec(f"{name}.k_proj"))
-            self.v_proj = Linear(narrow, hidden, recipe.spec(f"{name}.v_proj"))
+            self.k_proj = Linear(narrow, hidden, recipe, f"{name}.k_proj")
+            self.v_proj = Linear(narrow, hidden, recipe, f"{name}.v_proj")
             self.k_norm = Norm(layer.head_dim, eps)
             self.v_norm = Norm(layer.head_dim, eps, with_weight=False)
 
@@ -103,9 +105,9 @@ class MLP(nn.Module):
 
     def __init__(self, hidden: int, intermediate: int, name: str, recipe: Recipe):
         super().__init__()
-        self.gate_proj = Linear(intermediate, hidden, recipe.spec(f"{name}.gate_proj"))
-        self.up_proj = Linear(intermediate, hidden, recipe.spec(f"{name}.up_proj"))
-        self.down_proj = Linear(hidden, intermediate, recipe.spec(f"{name}.down_proj"))
+        self.gate_proj = Linear(intermediate, hidden, recipe, f"{name}.gate_proj")
+        self.up_proj = Linear(intermediate, hidden, recipe, f"{name}.up_proj")
+        self.down_proj = Linear(hidden, intermediate, recipe, f"{name}.down_proj")
 
     def forward(self, h: Tensor) -> Tensor:
         return self.down_proj(gemma4.gelu(self.gate_proj(h)) * self.up_proj(h))
@@ -147,10 +149,10 @@ class TargetLayer(DecoderLayer):
         super().__init__(config, layer, graph, recipe)
         hidden, size, eps = config.hidden_size, config.per_layer_input_size, config.rms_norm_eps
         self.projection_scale = hidden**-0.5
-        self.per_layer_model_projection = Linear(size, hidden, recipe.spec(f"{self.name}.per_layer_model_projection"))
+        self.per_layer_model_projection = Linear(size, hidden, recipe, f"{self.name}.per_layer_model_projection")
         self.per_layer_projection_norm = Norm(size, eps)
-        self.per_layer_input_gate = Linear(size, hidden, recipe.spec(f"{self.name}.per_layer_input_gate"))
-        self.per_layer_projection = Linear(hidden, size, recipe.spec(f"{self.name}.per_layer_projection"))
+        self.per_layer_input_gate = Linear(size, hidden, recipe, f"{self.name}.per_layer_input_gate")
+        self.per_layer_projection = Linear(hidden, size, recipe, f"{self.name}.per_layer_projection")
         self.post_per_layer_input_norm = Norm(hidden, eps)
 
     def forward(
