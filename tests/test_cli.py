@@ -26,6 +26,7 @@ FIELDS = {
     "prompt_ids": list,
     "token_ids": list,
     "stop_reason": str,
+    "backend": str,
     "timings": {
         "load_s": float,
         "prefill_tokens": int,
