@@ -11,14 +11,14 @@ setup: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install -q -c constraints.txt setuptools torch==2.13.0
-	$(VENV)/bin/pip install -q -c constraints.txt -e '.[export,test]'
+	$(VENV)/bin/pip install -q -c constraints.txt -e '.[export,executorch,test]'
 	touch $@
 
 demo: setup
 	$(RUN) -m export tiny --int8 --out $(BUNDLE) --force
-	$(RUN) -m runtime_py generate $(BUNDLE) --prompt 'ROMEO:' --max-new-tokens 200 --draft-tokens 3
+	$(RUN) -m runtime_py generate $(BUNDLE) --prompt 'ROMEO:' --max-new-tokens 200 --draft-tokens 3 --temperature 0
 
 test: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n 2 --dist worksteal

@@ -19,11 +19,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    from .speculative import MAX_DRAFT_TOKENS
+    from .costs import MAX_DRAFT_TOKENS
 
     top = _Parser(prog="python -m runtime_py", description="Run a bundle written by python -m export")
     commands = top.add_subparsers(dest="command", required=True)
-    generate = commands.add_parser("generate", help="continue a prompt or answer a message, greedily")
+    generate = commands.add_parser("generate", help="continue a prompt or answer a message")
     generate.add_argument("bundle", type=Path)
     prompt = generate.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="raw text; bos is put in front")
@@ -31,9 +31,22 @@ def parser() -> argparse.ArgumentParser:
     prompt.add_argument("--chat", metavar="TEXT", help="a user's message, through the chat template")
     generate.add_argument("--max-new-tokens", type=int, default=256, metavar="N")
     generate.add_argument(
-        "--draft-tokens", type=int, metavar="K", help=f"0 (plain) to {MAX_DRAFT_TOKENS}; default: the drafter's own"
+        "--draft-tokens",
+        type=_draft_tokens,
+        metavar="K",
+        help=f"0 (plain) to {MAX_DRAFT_TOKENS}, or auto, the default: what is measured to be fastest",
     )
-    generate.add_argument("--schedule", choices=("constant", "heuristic"), help="default: the drafter's own")
+    generate.add_argument("--schedule", choices=("constant", "heuristic"), help="of a number of drafts; see README")
+    generate.add_argument("--drafter", choices=("auto", "mtp", "ngram"), default="auto", help="who drafts; see README")
+    for name, kind, text in (
+        ("temperature", float, "0 is greedy"),
+        ("top-k", int, "0 keeps every token"),
+        ("top-p", float, "1 keeps every token"),
+        ("min-p", float, "0, the default, keeps every token"),
+        ("repetition-penalty", float, "1, the default, is none"),
+        ("seed", int, "default: drawn, and reported"),
+    ):
+        generate.add_argument(f"--{name}", type=kind, metavar="X", help=text)
     generate.add_argument(
         "--backend", choices=("auto", "onnx", "executorch"), default="auto", help="auto: executorch, else onnx"
     )
@@ -42,6 +55,13 @@ def parser() -> argparse.ArgumentParser:
     info = commands.add_parser("info", help="what a bundle holds")
     info.add_argument("bundle", type=Path)
     return top
+
+
+def _draft_tokens(text: str) -> int | str:
+    try:
+        return text if text == "auto" else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither auto nor a number") from None
 
 
 def main(arguments: list[str]) -> int:
@@ -73,35 +93,50 @@ def _one_line(message: object) -> str:
 
 
 def _generate(options: argparse.Namespace) -> None:
+    from .manifest import load as load_manifest
+    from .sampling import choose_sampling
     from .session import generate_text, load
-    from .speculative import MAX_DRAFT_TOKENS
 
-    if options.draft_tokens is not None and not 0 <= options.draft_tokens <= MAX_DRAFT_TOKENS:
-        raise ValueError(
-            f"--draft-tokens {options.draft_tokens} is outside 0..{MAX_DRAFT_TOKENS}; 0 decodes without drafts"
-        )
+    draft_tokens = _checked_draft_tokens(options)
     if not 1 <= options.threads <= MAX_THREADS:
         raise ValueError(f"--threads {options.threads} is outside 1..{MAX_THREADS}; give at most one per core")
-    pair = load(
-        options.bundle,
-        threads=options.threads,
-        draft_tokens=options.draft_tokens,
-        schedule=options.schedule,
-        backend=options.backend,
+    sampling = choose_sampling(
+        load_manifest(options.bundle).sampling,
+        options.temperature,
+        options.top_k,
+        options.top_p,
+        options.min_p,
+        options.repetition_penalty,
+        options.seed,
     )
-    if pair.off_reason and options.draft_tokens != 0:
+    pair = load(options.bundle, options.threads, draft_tokens, options.schedule, options.backend, options.drafter)
+    if pair.off_reason and draft_tokens != 0:
         print(f"warning: drafting is off: {_one_line(pair.off_reason)}", file=sys.stderr)
     if options.prompt_ids is not None:
         ids = _parse_ids(options.prompt_ids)
     else:
         ids = pair.text.encode_prompt(options.prompt) if options.prompt is not None else _chat_ids(pair, options.chat)
     show = (lambda part: None) if options.json else (lambda part: print(part, end="", flush=True))
-    result = generate_text(pair, ids, options.max_new_tokens, show)
+    result = generate_text(pair, ids, options.max_new_tokens, show, sampling)
     if options.json:
         print(json.dumps(result, ensure_ascii=False))
     else:
         print()
         print(_summary(result), file=sys.stderr)
+
+
+def _checked_draft_tokens(options: argparse.Namespace) -> int | None:
+    """None: chosen while running, or the drafter's own number where there is a schedule."""
+    from .costs import MAX_DRAFT_TOKENS
+
+    count = options.draft_tokens
+    if count == "auto":
+        if options.schedule:
+            raise ValueError(f"--schedule {options.schedule} needs a number of --draft-tokens; auto has no schedule")
+        return None
+    if count is not None and not 0 <= count <= MAX_DRAFT_TOKENS:
+        raise ValueError(f"--draft-tokens {count} is outside 0..{MAX_DRAFT_TOKENS}; 0 decodes without drafts")
+    return count
 
 
 def _chat_ids(pair, message: str) -> list[int]:
@@ -121,14 +156,13 @@ def _summary(result: dict) -> str:
     timings, draft = result["timings"], result["draft"]
     rate = f"{timings['decode_tokens_per_second']:.1f} tokens/s" if timings["decode_tokens_per_second"] else "one token"
     share = draft["accepted"] / draft["drafted"] if draft["drafted"] else 0
-    drafting = (
-        f"off ({draft['off_reason']})"
-        if draft["off_reason"]
-        else f"{draft['accepted']} of {draft['drafted']} accepted ({share:.0%})"
-    )
+    parts = [f"{draft['accepted']} of {draft['drafted']} accepted ({share:.0%})"] if draft["drafted"] else []
+    parts += [f"off ({draft['off_reason']})"] if draft["off_reason"] else []
+    seed = result["sampling"]["seed"]
     return (
         f"[{len(result['token_ids'])} tokens, {rate}, first after {timings['time_to_first_token_s']:.3f} s, "
-        f"stop: {result['stop_reason']}, {result['backend']}, drafts: {drafting}, peak {result['memory']['peak_rss_mib']:.0f} MiB]"
+        f"stop: {result['stop_reason']}, {result['backend']}, {'greedy' if seed is None else f'seed {seed}'}, "
+        f"drafts: {', now '.join(parts) or 'none'}, peak {result['memory']['peak_rss_mib']:.0f} MiB]"
     )
 
 

@@ -4,13 +4,15 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from . import manifest as contract
+from .drafting import DRAFTERS, AutoPolicy, DraftPolicy
 from .graph import installed
 from .models import Drafter, Target, load_drafter, load_target
-from .speculative import DraftPolicy, Round, generate
+from .sampling import GREEDY, LogitsHook, Sampling
+from .speculative import Round, generate
 from .text import Text, TextStream
 
 PREFERENCE = ("executorch", "onnx")  # verifying a block costs less on ExecuTorch
@@ -18,38 +20,45 @@ PREFERENCE = ("executorch", "onnx")  # verifying a block costs less on ExecuTorc
 
 @dataclass(frozen=True)
 class Pair:
-    """drafter None: plain decoding, and off_reason says why. load_s: seconds that loading took."""
+    """off_reason: why the bundle's drafter cannot draft, if it was to. load_s: seconds that loading took."""
 
     manifest: contract.Manifest
     backend: str
     target: Target
     drafter: Drafter | None
     off_reason: str | None
-    policy: DraftPolicy
+    policy: DraftPolicy | AutoPolicy
     text: Text
     load_s: float
 
 
 def load(
-    bundle: Path, threads: int, draft_tokens: int | None = None, schedule: str | None = None, backend: str = "auto"
+    bundle: Path,
+    threads: int,
+    draft_tokens: int | None = None,
+    schedule: str | None = None,
+    backend: str = "auto",
+    drafter: str = "auto",
 ) -> Pair:
-    """ValueError if the bundle does not load. A drafter that is missing or corrupt only turns drafting off."""
+    """ValueError if the bundle does not load. A drafter that is missing or corrupt only turns drafting off.
+
+    drafter: "mtp", "ngram" or "auto", both where the number of drafts is chosen while running. That is so without
+    draft_tokens and schedule; with a schedule alone the drafter's own number is used.
+    """
     started = time.perf_counter()
     manifest = contract.load(bundle)
     backend = choose_backend(manifest, backend)
     target = load_target(bundle, manifest, backend, threads)
-    policy = DraftPolicy(
-        manifest.drafter.num_draft_tokens if draft_tokens is None else draft_tokens,
-        schedule or manifest.drafter.schedule,
-    )
-    drafter, off_reason = None, "draft tokens set to 0"
-    if policy.num_tokens:
+    policy, loaded, off_reason = _policy(manifest.drafter, draft_tokens, schedule, drafter), None, None
+    if draft_tokens == 0:
+        off_reason = "draft tokens set to 0"
+    elif "mtp" in policy.drafters:
         try:
-            drafter, off_reason = load_drafter(bundle, manifest, target, backend, threads), None
+            loaded = load_drafter(bundle, manifest, target, backend, threads)
         except (ValueError, OSError) as error:
-            off_reason = str(error)
+            policy, off_reason = DraftPolicy(0), str(error)
     text = Text(bundle, manifest)
-    return Pair(manifest, backend, target, drafter, off_reason, policy, text, time.perf_counter() - started)
+    return Pair(manifest, backend, target, loaded, off_reason, policy, text, time.perf_counter() - started)
 
 
 def choose_backend(manifest: contract.Manifest, wanted: str) -> str:
@@ -62,13 +71,32 @@ def choose_backend(manifest: contract.Manifest, wanted: str) -> str:
     return wanted
 
 
-def generate_text(pair: Pair, prompt_ids: list[int], max_new_tokens: int, show: Callable[[str], None]) -> dict:
-    """Greedy text after prompt_ids; `show` gets each piece of it as it comes. -> text, ids and measurements."""
+def _policy(
+    spec: contract.DrafterSpec, draft_tokens: int | None, schedule: str | None, drafter: str
+) -> DraftPolicy | AutoPolicy:
+    drafters = DRAFTERS if drafter == "auto" else (drafter,)
+    if draft_tokens is None and schedule is None:
+        return AutoPolicy(drafters)
+    return DraftPolicy(
+        spec.num_draft_tokens if draft_tokens is None else draft_tokens, schedule or spec.schedule, drafters[:1]
+    )
+
+
+def generate_text(
+    pair: Pair,
+    prompt_ids: list[int],
+    max_new_tokens: int,
+    show: Callable[[str], None],
+    sampling: Sampling = GREEDY,
+    hook: LogitsHook | None = None,
+) -> dict:
+    """Text after prompt_ids; `show` gets each piece of it as it comes. -> text, ids, settings and measurements."""
     stream, ids, rounds, parts = TextStream(pair.text), list(prompt_ids), [], []
     cache = pair.target.new_cache()
     started = time.perf_counter()
     first = started
-    for entry in generate(pair.target, pair.drafter, cache, ids, max_new_tokens, pair.manifest.tokens, pair.policy):
+    request = (pair.target, pair.drafter, cache, ids, max_new_tokens, pair.manifest.tokens, pair.policy)
+    for entry in generate(*request, sampling, hook):
         if not rounds:
             first = time.perf_counter()
         rounds.append(entry)
@@ -93,8 +121,20 @@ def generate_text(pair: Pair, prompt_ids: list[int], max_new_tokens: int, show: 
             "decode_s": decode_s,
             "decode_tokens_per_second": (len(token_ids) - 1) / decode_s if len(token_ids) > 1 else None,
         },
-        "draft": {**draft_statistics(rounds), "off_reason": pair.off_reason},
+        "sampling": {**asdict(sampling), "seed": None if sampling.greedy else sampling.seed},
+        "draft": {**draft_statistics(rounds), **_draft_settings(pair)},
         "memory": {"peak_rss_mib": peak_rss_mib()},
+    }
+
+
+def _draft_settings(pair: Pair) -> dict:
+    policy = pair.policy
+    fixed = isinstance(policy, DraftPolicy)
+    return {
+        "draft_tokens": policy.num_tokens if fixed else "auto",
+        "schedule": policy.schedule if fixed else None,
+        "drafters": list(policy.drafters),
+        "off_reason": pair.off_reason or (None if fixed else policy.off_reason()),
     }
 
 
@@ -113,6 +153,14 @@ def draft_statistics(rounds: list[Round]) -> dict:
             }
             for i in places
         ],
+        "per_drafter": {
+            name: {
+                "rounds": sum(entry.drafter == name for entry in blocks),
+                "drafted": sum(entry.drafted for entry in blocks if entry.drafter == name),
+                "accepted": sum(entry.accepted for entry in blocks if entry.drafter == name),
+            }
+            for name in DRAFTERS
+        },
     }
 
 

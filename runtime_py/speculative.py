@@ -1,46 +1,38 @@
-"""The one loop: draft -> verify -> accept, greedy, batch size 1. Plain decoding is the same loop with zero drafts.
+"""The one loop: draft -> verify -> accept, batch size 1. Plain decoding is the same loop with zero drafts.
 
 Invariant between rounds: the cache holds every token of `ids` but the last (pending) one, which the target chose and
 has not yet run. A round runs [pending, d1..dK] through the target once, accepts the longest prefix of drafts that the
 target agrees with, takes the target's own next token, and commits the rows of pending and the accepted drafts.
+
+The target chooses a token from its logits at every verified row, greedily or drawn, as it would without drafts, and a
+draft stands where it is that token. So the text, sampled or not, has the distribution of plain decoding.
 """
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from .cache import KVCache
+from .drafting import AutoPolicy, Clock, Drafting, DraftPolicy
 from .manifest import TokensSpec
 from .models import Drafter, Target
+from .sampling import GREEDY, LogitsHook, Sampler, Sampling
 
 Array = np.ndarray
-MAX_DRAFT_TOKENS = 16
-
-
-@dataclass(frozen=True)
-class DraftPolicy:
-    """How many tokens to draft: num_tokens at first; "heuristic" then adds 2 when all were accepted, else takes 1 off
-    (Transformers num_assistant_tokens_schedule)."""
-
-    num_tokens: int
-    schedule: str = "constant"
-
-    def next_length(self, length: int, drafted: int, accepted: int) -> int:
-        if self.schedule == "constant" or not drafted:
-            return length
-        return min(length + 2, MAX_DRAFT_TOKENS) if accepted == drafted else max(1, length - 1)
 
 
 @dataclass(frozen=True)
 class Round:
     """Tokens that one target call added to the text. drafted, accepted: drafts in its block, drafts that are in the text.
-    stop_reason: set in the last round, "stop", "length" or "context"."""
+    stop_reason: set in the last round, "stop", "length" or "context". drafter: of the block's drafts, "mtp" or "ngram"."""
 
     tokens: tuple[int, ...]
     drafted: int
     accepted: int
     stop_reason: str | None
+    drafter: str | None = None
 
 
 def prefill(target: Target, cache: KVCache, ids: list[int]) -> tuple[Array, Array]:
@@ -60,35 +52,36 @@ def generate(
     ids: list[int],
     max_new_tokens: int,
     tokens: TokensSpec,
-    policy: DraftPolicy,
+    policy: DraftPolicy | AutoPolicy,
+    sampling: Sampling = GREEDY,
+    hook: LogitsHook | None = None,
+    clock: Clock = time.perf_counter,
 ) -> Iterator[Round]:
     """Continue `ids`, which grows in place, by exactly max_new_tokens or less if a text ends. The ids may begin with
-    rows that the cache holds (an earlier turn). A caller may stop at any round: ids and cache agree."""
+    rows that the cache holds (an earlier turn). A caller may stop at any round: ids and cache agree. drafter None: the
+    policy may draft by lookup alone. clock: seconds."""
     _check_request(target, cache, ids, max_new_tokens)
     room = cache.max_context_tokens - len(ids)
     budget, limit = (room, "context") if room < max_new_tokens else (max_new_tokens, "length")
     if not budget:
         yield Round((), 0, 0, "context")
         return
+    sampler, drafting = Sampler(sampling, hook), Drafting(policy, drafter, clock)
     logits, hidden = prefill(target, cache, ids)
-    block, drafted, accepted, length = [int(logits.argmax())], 0, 0, policy.num_tokens
-    ids += block
+    added, drafts, accepted, by = accept(ids, [], logits[None], sampler, tokens.eos)[0], [], 0, None
     while True:
-        budget -= len(block)
-        stop_reason = "stop" if block[-1] in tokens.eos else limit if not budget else None
+        budget -= added
+        stop_reason = "stop" if ids[-1] in tokens.eos else limit if not budget else None
         if stop_reason == "stop" and cache.length < len(ids):
             target.append(cache, ids[cache.length :])  # so that a next turn sees the end of this one
-        yield Round(tuple(block), drafted, accepted, stop_reason)
+        yield Round(tuple(ids[-added:]), len(drafts), accepted, stop_reason, by)
         if stop_reason:
             return
-        count = min(length, budget - 1, cache.room - 1) if drafter else 0
-        drafts = drafter.draft(cache, ids[-1], hidden, count) if count else []
+        drafts = drafting.propose(cache, ids, hidden, min(budget, cache.room) - 1)
         output = target.forward(cache, [ids[-1], *drafts])
-        block, accepted = accept(drafts, output.logits.argmax(-1).tolist(), tokens.eos)
-        ids += block
+        added, accepted = accept(ids, drafts, output.logits, sampler, tokens.eos)
         cache.commit(output.new.k, output.new.v, accepted + 1)
-        hidden, drafted = output.hidden[accepted], len(drafts)
-        length = policy.next_length(length, drafted, accepted)
+        hidden, by = output.hidden[accepted], drafting.settle(ids, added, accepted)
 
 
 def _check_request(target: Target, cache: KVCache, ids: list[int], max_new_tokens: int) -> None:
@@ -107,14 +100,21 @@ def _check_request(target: Target, cache: KVCache, ids: list[int], max_new_token
             )
 
 
-def accept(drafts: list[int], own: list[int], eos: tuple[int, ...]) -> tuple[list[int], int]:
-    """Drafts d1..dK and the target's own tokens after [pending, d1..dK] -> new tokens of the text, how many are drafts.
+def accept(ids: list[int], drafts: list[int], logits: Array, sampler: Sampler, eos: tuple[int, ...]) -> tuple[int, int]:
+    """Append the target's tokens to ids while they are the drafts d1..dK, and the first that is not or comes after all.
+    logits [K+1, V] of [pending, d1..dK] -> how many tokens were added, how many of them are drafts.
 
-    The text ends at a stop token wherever it stands in the block.
+    The text ends at a stop token wherever it stands in the block. ids stay as they were if the sampler raises.
     """
-    accepted = 0
-    while accepted < len(drafts) and drafts[accepted] == own[accepted]:
-        accepted += 1
-        if own[accepted - 1] in eos:
-            return drafts[:accepted], accepted
-    return [*drafts[:accepted], own[accepted]], accepted
+    start = len(ids)
+    try:
+        for accepted, row in enumerate(logits):
+            ids.append(sampler(ids, row))
+            if accepted == len(drafts) or ids[-1] != drafts[accepted]:
+                return accepted + 1, accepted
+            if ids[-1] in eos:
+                break
+    except BaseException:
+        del ids[start:]
+        raise
+    return accepted + 1, accepted + 1

@@ -26,6 +26,7 @@ FIELDS = {
     "prompt_ids": list,
     "token_ids": list,
     "stop_reason": str,
+    "backend": str,
     "timings": {
         "load_s": float,
         "prefill_tokens": int,
@@ -34,7 +35,26 @@ FIELDS = {
         "decode_s": float,
         "decode_tokens_per_second": float,
     },
-    "draft": {"rounds": int, "drafted": int, "accepted": int, "per_position": list, "off_reason": type(None)},
+    "sampling": {
+        "do_sample": bool,
+        "temperature": float,
+        "top_k": int,
+        "top_p": float,
+        "min_p": float,
+        "repetition_penalty": float,
+        "seed": int,
+    },
+    "draft": {
+        "rounds": int,
+        "drafted": int,
+        "accepted": int,
+        "per_position": list,
+        "per_drafter": {name: {"rounds": int, "drafted": int, "accepted": int} for name in ("mtp", "ngram")},
+        "draft_tokens": int,
+        "schedule": str,
+        "drafters": list,
+        "off_reason": type(None),
+    },
     "memory": {"peak_rss_mib": float},
 }
 
@@ -60,7 +80,9 @@ def run(*arguments: object, **settings: str) -> subprocess.CompletedProcess:
 
 
 def generate(bundle: Path, *arguments: object, warnings: int = 0) -> dict:
-    """The one JSON object that stdout holds."""
+    """The one JSON object that stdout holds; greedy where nothing is said of sampling."""
+    if not {"--temperature", "--seed"}.intersection(arguments):
+        arguments = ("--temperature", 0, *arguments)
     if not {"--prompt", "--prompt-ids", "--chat"} & set(arguments):
         arguments = ("--prompt", PROMPT, *arguments)
     if "--max-new-tokens" not in arguments:
@@ -109,16 +131,18 @@ def assert_fields(value: object, fields: object) -> None:
 
 
 def test_json_has_exactly_the_documented_fields(bundle):
-    result = generate(bundle)
+    result = generate(bundle, "--draft-tokens", 3, "--seed", 7)
     del result["warning"]
     assert_fields(result, FIELDS)
     draft, timings = result["draft"], result["timings"]
-    assert 1 <= len(draft["per_position"]) <= 3  # the tiny drafter's own number
+    assert len(draft["per_position"]) == 3
+    assert draft["per_drafter"]["mtp"] == {name: draft[name] for name in ("rounds", "drafted", "accepted")}
     for place in draft["per_position"]:
         assert_fields(place, {"drafted": int, "accepted": int})
     assert sum(place["drafted"] for place in draft["per_position"]) == draft["drafted"]
     assert sum(place["accepted"] for place in draft["per_position"]) == draft["accepted"] > 0
-    assert len(result["token_ids"]) == 1 + draft["rounds"] + draft["accepted"] == TOKENS
+    assert len(result["token_ids"]) == TOKENS
+    assert 1 + draft["rounds"] + draft["accepted"] in (TOKENS - 1, TOKENS)  # a last round may have no room for drafts
     assert timings["prefill_tokens"] == len(result["prompt_ids"])
     assert result["stop_reason"] == "length"
 
@@ -148,6 +172,10 @@ def test_zero_drafts_say_why_drafting_is_off(plain):
         "drafted": 0,
         "accepted": 0,
         "per_position": [],
+        "per_drafter": {name: {"rounds": 0, "drafted": 0, "accepted": 0} for name in ("mtp", "ngram")},
+        "draft_tokens": 0,
+        "schedule": "constant",
+        "drafters": ["mtp"],
         "off_reason": "draft tokens set to 0",
     }
 
@@ -176,8 +204,70 @@ def test_heuristic_schedule_drafts_other_numbers_of_the_same_text(bundle, plain)
     assert len(constant["draft"]["per_position"]) == 1 < len(heuristic["draft"]["per_position"])
 
 
+@pytest.mark.parametrize("drafter", ["auto", "mtp", "ngram"])
+def test_number_of_drafts_is_automatic_without_options(bundle, plain, drafter):
+    """Whatever the machine's timing makes of it."""
+    result = generate(bundle, "--drafter", drafter)
+    assert result["token_ids"] == plain["token_ids"]
+    draft = result["draft"]
+    assert (draft["draft_tokens"], draft["schedule"]) == ("auto", None)
+    assert draft["drafters"] == (["mtp", "ngram"] if drafter == "auto" else [drafter])
+    explicit = generate(bundle, "--draft-tokens", "auto", "--drafter", drafter)
+    assert (explicit["token_ids"], explicit["draft"]["draft_tokens"]) == (plain["token_ids"], "auto")
+
+
+def test_schedule_alone_starts_with_the_drafters_own_number(bundle):
+    assert generate(bundle, "--schedule", "constant")["draft"]["draft_tokens"] == 3
+
+
+def test_lookup_drafts_without_the_drafters_files(copy):
+    """The tiny pair's greedy text soon repeats itself."""
+    remove(copy / "onnx/drafter.onnx")
+    arguments = (copy, "--max-new-tokens", 300, "--draft-tokens")
+    result = generate(*arguments, 4, "--drafter", "ngram")
+    assert result["token_ids"] == generate(*arguments, 0)["token_ids"]
+    assert result["draft"]["per_drafter"]["ngram"]["accepted"] == result["draft"]["accepted"] > 100
+    assert result["draft"]["off_reason"] is None
+
+
+def test_a_seed_gives_one_text_whatever_is_drafted(bundle):
+    texts = [generate(bundle, "--seed", 3, "--draft-tokens", count) for count in (0, 1, 3, 8)]
+    texts += [generate(bundle, "--seed", 3), generate(bundle, "--seed", 3, "--drafter", "ngram", "--draft-tokens", 5)]
+    assert len({tuple(result["token_ids"]) for result in texts}) == 1
+    assert texts[2]["draft"]["accepted"] > 0
+    assert texts[0]["sampling"] == texts[4]["sampling"]
+    assert generate(bundle, "--seed", 4)["token_ids"] != texts[0]["token_ids"]
+
+
+def test_sampling_defaults_are_the_bundles_and_a_drawn_seed_is_reported(bundle):
+    first = generate(bundle, "--temperature", 1)
+    settings = {"do_sample": True, "temperature": 1.0, "top_k": 64, "top_p": 0.95, "min_p": 0, "repetition_penalty": 1}
+    assert first["sampling"] == {**settings, "seed": first["sampling"]["seed"]}
+    again = generate(bundle, "--seed", first["sampling"]["seed"])
+    assert (again["token_ids"], again["sampling"]) == (first["token_ids"], first["sampling"])
+    assert generate(bundle, "--temperature", 1)["sampling"]["seed"] != first["sampling"]["seed"]
+    stream = run("generate", bundle, "--prompt", PROMPT, "--max-new-tokens", TOKENS, "--seed", 12)
+    assert ", seed 12, " in stream.stderr
+
+
+def test_every_sampling_option_arrives(bundle, plain):
+    options = ("--temperature", 0.5, "--top-k", 9, "--top-p", 0.8, "--min-p", 0.1, "--repetition-penalty", 1.2)
+    assert generate(bundle, *options, "--seed", 1)["sampling"] == {
+        "do_sample": True,
+        "temperature": 0.5,
+        "top_k": 9,
+        "top_p": 0.8,
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
+        "seed": 1,
+    }
+    assert generate(bundle, "--temperature", 1, "--top-k", 1)["token_ids"] == plain["token_ids"]
+    assert plain["sampling"]["do_sample"] is False and plain["sampling"]["seed"] is None
+    assert generate(bundle, "--repetition-penalty", 5.0)["token_ids"] != plain["token_ids"]
+
+
 def test_streamed_text_is_the_text_of_the_json(bundle, plain):
-    result = run("generate", bundle, "--prompt", PROMPT, "--max-new-tokens", TOKENS)
+    result = run("generate", bundle, "--prompt", PROMPT, "--max-new-tokens", TOKENS, "--temperature", 0)
     assert result.returncode == 0
     assert result.stdout == plain["text"] + "\n"
     assert result.stderr.startswith(f"[{TOKENS} tokens, ")
@@ -189,7 +279,8 @@ def test_output_is_utf8_whatever_the_locale(copy, plain, options):
     edit_json(copy / "tokenizer.json", {"decoder/decoders/0/content": "ż"})  # instead of a space
     size = (copy / "tokenizer.json").stat().st_size
     edit_json(copy / "manifest.json", {"files/tokenizer.json/size_bytes": size})
-    result = run("generate", copy, "--prompt", PROMPT, "--max-new-tokens", TOKENS, *options, PYTHONIOENCODING="ascii")
+    greedy = ("--prompt", PROMPT, "--max-new-tokens", TOKENS, "--temperature", 0)
+    result = run("generate", copy, *greedy, *options, PYTHONIOENCODING="ascii")
     assert result.returncode == 0, result.stderr
     assert plain["text"].replace(" ", "ż").replace("\n", "\\n" if options else "\n") in result.stdout
 
@@ -247,6 +338,18 @@ def test_info_describes_the_bundle(bundle):
         (["--prompt", "a", "--max-new-tokens", "x"], "invalid int value: 'x'; see "),
         (["--prompt", "a", "--draft-tokens", "-1"], "--draft-tokens -1 is outside 0..16; "),
         (["--prompt", "a", "--draft-tokens", "17"], "--draft-tokens 17 is outside 0..16; "),
+        (["--prompt", "a", "--draft-tokens", "few"], "'few' is neither auto nor a number; see "),
+        (["--prompt", "a", "--draft-tokens", "auto", "--schedule", "heuristic"], "--schedule heuristic needs a number"),
+        (["--prompt", "a", "--drafter", "big"], "invalid choice: 'big'"),
+        (["--prompt", "a", "--temperature", "-1"], "temperature is -1.0; it must be at least 0"),
+        (["--prompt", "a", "--temperature", "nan"], "temperature is nan; it must be at least 0"),
+        (["--prompt", "a", "--top-k", "-1"], "top_k is -1; it must be at least 0"),
+        (["--prompt", "a", "--top-k", "1.5"], "invalid int value: '1.5'; see "),
+        (["--prompt", "a", "--top-p", "0"], "top_p is 0.0; it must be above 0 and at most 1"),
+        (["--prompt", "a", "--top-p", "1.1"], "top_p is 1.1; it must be above 0 and at most 1"),
+        (["--prompt", "a", "--min-p", "2"], "min_p is 2.0; it must be from 0 to 1"),
+        (["--prompt", "a", "--repetition-penalty", "0"], "repetition_penalty is 0.0; it must be above 0"),
+        (["--prompt", "a", "--seed", "-1"], "seed is -1; it must be from 0 to"),
         (["--prompt", "a", "--threads", "0"], "--threads 0 is outside 1..256; "),
         (["--prompt", "a", "--threads", "9" * 20], "is outside 1..256; "),
         (["--prompt", "a", "--beams", "4"], "unrecognized arguments: --beams 4; see "),

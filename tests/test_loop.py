@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime_py.drafting import MAX_DRAFT_TOKENS, DraftPolicy
 from runtime_py.manifest import FULL, SLIDING
 from runtime_py.models import Drafter, rope_rows
 from runtime_py.session import Pair, draft_statistics, generate_text
-from runtime_py.speculative import MAX_DRAFT_TOKENS, DraftPolicy, Round, generate
+from runtime_py.speculative import Round, generate
 
 from .doubles import EOS, TOKENS, VOCAB, Script, ScriptedDrafter, ScriptedTarget, cached_ids
 
@@ -273,6 +274,10 @@ def test_statistics_count_blocks_drafts_and_places():
             {"drafted": 4, "accepted": 2},
             {"drafted": 3, "accepted": 1},
         ],
+        "per_drafter": {
+            "mtp": {"rounds": 4, "drafted": 11, "accepted": 6},
+            "ngram": {"rounds": 0, "drafted": 0, "accepted": 0},
+        },
     }
     assert draft_statistics([Round((7,), 0, 0, "length")])["per_position"] == []
 
@@ -287,6 +292,7 @@ def test_generated_text_is_shown_to_its_end(final):
     )
     pair = Pair(
         manifest=SimpleNamespace(tokens=TOKENS),
+        backend="onnx",
         target=ScriptedTarget(script),
         drafter=ScriptedDrafter(script, lambda block: block % 3),
         off_reason=None,
