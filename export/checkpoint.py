@@ -9,7 +9,6 @@ import math
 import re
 import sys
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -55,19 +54,15 @@ class Checkpoint:
     tensors: dict[str, Located]
     dropped: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    @cached_property
-    def _open_files(self) -> dict[Path, safe_open]:
-        return {}
-
     def shape(self, name: str) -> tuple[int, ...]:
         return self.tensors[name].shape
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
-        """Rows start..stop of a tensor in its stored dtype; memory-mapped, only these rows are touched."""
+        """Rows start..stop of a tensor in its stored dtype. The file is mapped for this read alone: pages that stay
+        mapped count as resident memory."""
         place = self.tensors[name]
-        if place.file not in self._open_files:
-            self._open_files[place.file] = safe_open(place.file, framework="pt")
-        return self._open_files[place.file].get_slice(place.key)[start:stop]
+        with safe_open(place.file, framework="pt") as file:
+            return file.get_slice(place.key)[start:stop]
 
     @property
     def dtype(self) -> torch.dtype:

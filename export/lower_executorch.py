@@ -292,10 +292,10 @@ def _fill(
 ) -> None:
     """Real values for the program's fake weights, each in a mapped file of its own.
 
-    XNNPACK's cache of packed weights is keyed by the bytes of a constant: two of equal bytes with other scales would be
-    taken for one, so equal bytes are refused.
+    XNNPACK's cache of packed weights is keyed by the bytes of a constant: two of equal bytes with another shape or other
+    scales would be taken for one, so they are refused.
     """
-    seen: dict[bytes, str] = {}
+    seen: dict[bytes, tuple[str, tuple]] = {}
     for number, (buffer, ref, spec) in enumerate(weights.state(graph)):
         scale = buffer.removesuffix("weight") + "scale"
         values = _mapped(folder / f"{number}.bin", program.state_dict[buffer])
@@ -310,8 +310,12 @@ def _fill(
         program.state_dict[buffer] = values
         if spec:
             program.state_dict[scale] = scales
-            if (twin := seen.setdefault(digest.digest(), buffer)) != buffer:
-                raise ValueError(f"{graph.name}: {buffer} and {twin} quantize to the same bytes; XNNPACK mixes them up")
+        form = values.shape, scales.numpy().tobytes() if spec else None
+        twin, same_form = seen.setdefault(digest.digest(), (buffer, form))
+        if same_form != form:
+            raise ValueError(
+                f"{graph.name}: {buffer} and {twin} have equal bytes and another form; XNNPACK mixes them up"
+            )
 
 
 def _mapped(path: Path, like: Tensor) -> Tensor:

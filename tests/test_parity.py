@@ -228,6 +228,8 @@ def test_packed_weights_equal_eager_with_the_same_activations(bundle_of, pair_of
     graphs = run_both(models, eager_graphs(pair_of(shape), recipe, "executorch"))
     for graph in graphs.values():
         assert max(graph.worst_in_deviations.values()) <= tolerances.ROUNDED, graph.worst_in_deviations
+    first = graphs["self_decoder"].worst_in_deviations
+    assert max(first["new_k.0"], first["new_v.0"]) <= tolerances.ROUNDED_ONCE
 
 
 def rounded_linear(self: Linear, x: torch.Tensor) -> torch.Tensor:

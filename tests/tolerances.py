@@ -10,7 +10,9 @@ DRAFTER = 1e-4  # drafter against Transformers' assistant: 1.5e-5
 # the layers of a graph. Measured per graph, worst of int8 and int4, trained and odd: 0.013, 0.014, 0.031.
 ACTIVATIONS = {"self_decoder": 0.03, "cross_decoder": 0.03, "drafter": 0.06}
 
-ROUNDED = 3e-3  # .pte files against eager graphs with the same rounding of activations, as above
+# .pte files against eager graphs with the same rounding of activations, as above. Layer 0's new rows have seen one
+# linear and are equal: 2.4e-7. Later a difference in the last bit tips some activations over: 0.0095.
+ROUNDED, ROUNDED_ONCE = 0.015, 1e-5
 
 NEEDLE = 1e-2  # least change of a logit by a key that the masks show
 
