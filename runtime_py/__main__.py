@@ -93,15 +93,35 @@ def _one_line(message: object) -> str:
 
 
 def _generate(options: argparse.Namespace) -> None:
-    from .manifest import load as load_manifest
-    from .sampling import choose_sampling
-    from .session import generate_text, load
+    from .events import TextDelta
+    from .measure import report
+    from .session import Session, Settings
 
-    draft_tokens = _checked_draft_tokens(options)
-    if not 1 <= options.threads <= MAX_THREADS:
-        raise ValueError(f"--threads {options.threads} is outside 1..{MAX_THREADS}; give at most one per core")
-    sampling = choose_sampling(
-        load_manifest(options.bundle).sampling,
+    sampling = _sampling(options)
+    pair = _load(options)
+    session = Session(pair, margin_rows=0)
+    if options.prompt_ids is not None:
+        prompt = _parse_ids(options.prompt_ids)
+    else:
+        prompt = options.prompt if options.prompt is not None else _chat_ids(pair, options.chat)
+    for event in session.stream(prompt, Settings(options.max_new_tokens, sampling)):
+        if isinstance(event, TextDelta) and not options.json:
+            print(event.text, end="", flush=True)
+    result = report(session, event)
+    if options.json:
+        print(json.dumps(result, ensure_ascii=False))
+    else:
+        print()
+        print(_summary(result), file=sys.stderr)
+
+
+def _sampling(options: argparse.Namespace):
+    """-> sampling.Sampling"""
+    from .manifest import load
+    from .sampling import choose_sampling
+
+    return choose_sampling(
+        load(options.bundle).sampling,
         options.temperature,
         options.top_k,
         options.top_p,
@@ -109,20 +129,19 @@ def _generate(options: argparse.Namespace) -> None:
         options.repetition_penalty,
         options.seed,
     )
+
+
+def _load(options: argparse.Namespace):
+    """-> loading.Pair; one warning if drafts were asked for and cannot be."""
+    from .loading import load
+
+    draft_tokens = _checked_draft_tokens(options)
+    if not 1 <= options.threads <= MAX_THREADS:
+        raise ValueError(f"--threads {options.threads} is outside 1..{MAX_THREADS}; give at most one per core")
     pair = load(options.bundle, options.threads, draft_tokens, options.schedule, options.backend, options.drafter)
     if pair.off_reason and draft_tokens != 0:
         print(f"warning: drafting is off: {_one_line(pair.off_reason)}", file=sys.stderr)
-    if options.prompt_ids is not None:
-        ids = _parse_ids(options.prompt_ids)
-    else:
-        ids = pair.text.encode_prompt(options.prompt) if options.prompt is not None else _chat_ids(pair, options.chat)
-    show = (lambda part: None) if options.json else (lambda part: print(part, end="", flush=True))
-    result = generate_text(pair, ids, options.max_new_tokens, show, sampling)
-    if options.json:
-        print(json.dumps(result, ensure_ascii=False))
-    else:
-        print()
-        print(_summary(result), file=sys.stderr)
+    return pair
 
 
 def _checked_draft_tokens(options: argparse.Namespace) -> int | None:

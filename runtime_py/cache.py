@@ -145,7 +145,7 @@ class KVCache:
     def holds(self, length: int) -> bool:
         """Whether `rewind(length)` can be exact."""
         in_open_chunk = self.start <= length <= self.length
-        return in_open_chunk or length == 0 or 0 < length < self.length and self._needed(length) >= self._oldest()
+        return in_open_chunk or length == 0 or (0 < length < self.length and self._needed(length) >= self._oldest())
 
     def rewind(self, length: int) -> None:
         """Forget the rows from `length` on: the cache is, bit for bit, what it was. ValueError if it holds too little."""

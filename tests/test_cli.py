@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from runtime_py import manifest as contract
-from runtime_py.session import load, peak_rss_mib
+from runtime_py.loading import load
+from runtime_py.measure import peak_rss_mib
 
 from .edits import REMOVED, edit_json
 
