@@ -1,4 +1,4 @@
-"""Command line: python -m runtime_py generate|info BUNDLE [...]
+"""Command line: python -m runtime_py generate|chat|info BUNDLE [...]
 
 The other modules are imported within functions, so that an interrupt while they load ends without a traceback.
 """
@@ -19,8 +19,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    from .costs import MAX_DRAFT_TOKENS
-
     top = _Parser(prog="python -m runtime_py", description="Run a bundle written by python -m export")
     commands = top.add_subparsers(dest="command", required=True)
     generate = commands.add_parser("generate", help="continue a prompt or answer a message")
@@ -30,14 +28,39 @@ def parser() -> argparse.ArgumentParser:
     prompt.add_argument("--prompt-ids", metavar="2,10,..", help="token ids, taken as they are")
     prompt.add_argument("--chat", metavar="TEXT", help="a user's message, through the chat template")
     generate.add_argument("--max-new-tokens", type=int, default=256, metavar="N")
-    generate.add_argument(
+    _add_drafts_and_backend(generate)
+    _add_sampling(generate)
+    generate.add_argument("--json", action="store_true", help="one JSON object on stdout instead of streamed text")
+    chat = commands.add_parser("chat", help="a conversation, line by line from stdin")
+    chat.add_argument("bundle", type=Path)
+    chat.add_argument("--system", metavar="TEXT", help="the system message")
+    chat.add_argument("--think", action="store_true", help="template variable enable_thinking")
+    chat.add_argument("--max-new-tokens", type=int, metavar="N", help="of a reply; default: what the context holds")
+    _add_drafts_and_backend(chat)
+    _add_sampling(chat)
+    info = commands.add_parser("info", help="what a bundle holds")
+    info.add_argument("bundle", type=Path)
+    return top
+
+
+def _add_drafts_and_backend(command: argparse.ArgumentParser) -> None:
+    from .costs import MAX_DRAFT_TOKENS
+
+    command.add_argument(
         "--draft-tokens",
         type=_draft_tokens,
         metavar="K",
         help=f"0 (plain) to {MAX_DRAFT_TOKENS}, or auto, the default: what is measured to be fastest",
     )
-    generate.add_argument("--schedule", choices=("constant", "heuristic"), help="of a number of drafts; see README")
-    generate.add_argument("--drafter", choices=("auto", "mtp", "ngram"), default="auto", help="who drafts; see README")
+    command.add_argument("--schedule", choices=("constant", "heuristic"), help="of a number of drafts; see README")
+    command.add_argument("--drafter", choices=("auto", "mtp", "ngram"), default="auto", help="who drafts; see README")
+    command.add_argument(
+        "--backend", choices=("auto", "onnx", "executorch"), default="auto", help="auto: executorch, else onnx"
+    )
+    command.add_argument("--threads", type=int, default=min(os.cpu_count() or 1, MAX_THREADS), metavar="N")
+
+
+def _add_sampling(command: argparse.ArgumentParser) -> None:
     for name, kind, text in (
         ("temperature", float, "0 is greedy"),
         ("top-k", int, "0 keeps every token"),
@@ -46,15 +69,7 @@ def parser() -> argparse.ArgumentParser:
         ("repetition-penalty", float, "1, the default, is none"),
         ("seed", int, "default: drawn, and reported"),
     ):
-        generate.add_argument(f"--{name}", type=kind, metavar="X", help=text)
-    generate.add_argument(
-        "--backend", choices=("auto", "onnx", "executorch"), default="auto", help="auto: executorch, else onnx"
-    )
-    generate.add_argument("--threads", type=int, default=min(os.cpu_count() or 1, MAX_THREADS), metavar="N")
-    generate.add_argument("--json", action="store_true", help="one JSON object on stdout instead of streamed text")
-    info = commands.add_parser("info", help="what a bundle holds")
-    info.add_argument("bundle", type=Path)
-    return top
+        command.add_argument(f"--{name}", type=kind, metavar="X", help=text)
 
 
 def _draft_tokens(text: str) -> int | str:
@@ -67,7 +82,7 @@ def _draft_tokens(text: str) -> int | str:
 def main(arguments: list[str]) -> int:
     try:
         options = parser().parse_args(arguments)
-        {"generate": _generate, "info": _info}[options.command](options)
+        {"generate": _generate, "chat": _chat, "info": _info}[options.command](options)
         print(end="", flush=True)  # now, so that an error of the write is met below
         return 0
     except BrokenPipeError:  # the reader of stdout has gone
@@ -113,6 +128,21 @@ def _generate(options: argparse.Namespace) -> None:
     else:
         print()
         print(_summary(result), file=sys.stderr)
+
+
+def _chat(options: argparse.Namespace) -> None:
+    from .chat import Chat, run
+    from .session import Session, Settings
+
+    if options.max_new_tokens is not None and options.max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is {options.max_new_tokens}; it must be at least 1")
+    _sampling(options)  # a wrong option ends the program before it loads
+    session = Session(_load(options))
+    session.pair.text.render_chat([{"role": "user", "content": "a"}])  # as does a bundle without a template
+    if sys.stdin.isatty() and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    settings = lambda: Settings(options.max_new_tokens, _sampling(options))  # noqa: E731  a seed for each reply
+    run(Chat(session, settings, options.system, options.think, options.drafter))
 
 
 def _sampling(options: argparse.Namespace):

@@ -15,6 +15,7 @@ FORMAT = "gemma4-mtp session 1"
 
 def write(path: Path, manifest: Manifest, backend: str, ids: list[int], cache: KVCache) -> None:
     """Complete or not at all."""
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     first, rows = cache.rows()
@@ -24,6 +25,8 @@ def write(path: Path, manifest: Manifest, backend: str, ids: list[int], cache: K
     try:
         save_file(tensors, part, metadata)
         os.replace(part, path)
+    except SafetensorError as error:  # of the system too
+        raise ValueError(f"{path}: cannot be written ({error})") from None
     finally:
         part.unlink(missing_ok=True)
 
