@@ -1,4 +1,4 @@
-"""Command line: python -m runtime_py generate|chat|info BUNDLE [...]
+"""Command line: python -m runtime_py generate|chat|serve|info BUNDLE [...]
 
 The other modules are imported within functions, so that an interrupt while they load ends without a traceback.
 """
@@ -38,6 +38,11 @@ def parser() -> argparse.ArgumentParser:
     chat.add_argument("--max-new-tokens", type=int, metavar="N", help="of a reply; default: what the context holds")
     _add_drafts_and_backend(chat)
     _add_sampling(chat)
+    serve = commands.add_parser("serve", help="OpenAI's HTTP API")
+    serve.add_argument("bundle", type=Path)
+    serve.add_argument("--host", default="127.0.0.1", help="default: this machine alone")
+    serve.add_argument("--port", type=int, default=8080, help="0 takes a free one")
+    _add_drafts_and_backend(serve)
     info = commands.add_parser("info", help="what a bundle holds")
     info.add_argument("bundle", type=Path)
     return top
@@ -82,7 +87,7 @@ def _draft_tokens(text: str) -> int | str:
 def main(arguments: list[str]) -> int:
     try:
         options = parser().parse_args(arguments)
-        {"generate": _generate, "chat": _chat, "info": _info}[options.command](options)
+        {"generate": _generate, "chat": _chat, "serve": _serve, "info": _info}[options.command](options)
         print(end="", flush=True)  # now, so that an error of the write is met below
         return 0
     except BrokenPipeError:  # the reader of stdout has gone
@@ -143,6 +148,18 @@ def _chat(options: argparse.Namespace) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     settings = lambda: Settings(options.max_new_tokens, _sampling(options))  # noqa: E731  a seed for each reply
     run(Chat(session, settings, options.system, options.think, options.drafter))
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from .session import Session
+
+    try:
+        from .serve import run
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error.name} is not installed; serve needs pip install 'gemma4-mtp[serve]'") from None
+    if not 0 <= options.port < 1 << 16:
+        raise ValueError(f"--port {options.port} is outside 0..65535")
+    run(Session(_load(options)), options.host, options.port)
 
 
 def _sampling(options: argparse.Namespace):
