@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError
 from runtime_py import manifest as contract
 from runtime_py.cache import KVCache
 from runtime_py.embeddings import map_array
+from runtime_py.loading import load
 from runtime_py.manifest import Manifest
 from runtime_py.models import Target
-from runtime_py.session import load
 
 CONTEXT_TOKENS, MAX_BLOCK = 160, 17  # rows before the block, most rows in it
 AGAIN = "export the bundle again"

@@ -1,4 +1,4 @@
-"""Command line: python -m runtime_py generate|info BUNDLE [...]
+"""Command line: python -m runtime_py generate|chat|serve|info BUNDLE [...]
 
 The other modules are imported within functions, so that an interrupt while they load ends without a traceback.
 """
@@ -19,8 +19,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    from .costs import MAX_DRAFT_TOKENS
-
     top = _Parser(prog="python -m runtime_py", description="Run a bundle written by python -m export")
     commands = top.add_subparsers(dest="command", required=True)
     generate = commands.add_parser("generate", help="continue a prompt or answer a message")
@@ -30,14 +28,44 @@ def parser() -> argparse.ArgumentParser:
     prompt.add_argument("--prompt-ids", metavar="2,10,..", help="token ids, taken as they are")
     prompt.add_argument("--chat", metavar="TEXT", help="a user's message, through the chat template")
     generate.add_argument("--max-new-tokens", type=int, default=256, metavar="N")
-    generate.add_argument(
+    _add_drafts_and_backend(generate)
+    _add_sampling(generate)
+    generate.add_argument("--json", action="store_true", help="one JSON object on stdout instead of streamed text")
+    chat = commands.add_parser("chat", help="a conversation, line by line from stdin")
+    chat.add_argument("bundle", type=Path)
+    chat.add_argument("--system", metavar="TEXT", help="the system message")
+    chat.add_argument("--think", action="store_true", help="template variable enable_thinking")
+    chat.add_argument("--max-new-tokens", type=int, metavar="N", help="of a reply; default: what the context holds")
+    _add_drafts_and_backend(chat)
+    _add_sampling(chat)
+    serve = commands.add_parser("serve", help="OpenAI's HTTP API")
+    serve.add_argument("bundle", type=Path)
+    serve.add_argument("--host", default="127.0.0.1", help="default: this machine alone")
+    serve.add_argument("--port", type=int, default=8080, help="0 takes a free one")
+    _add_drafts_and_backend(serve)
+    info = commands.add_parser("info", help="what a bundle holds")
+    info.add_argument("bundle", type=Path)
+    return top
+
+
+def _add_drafts_and_backend(command: argparse.ArgumentParser) -> None:
+    from .costs import MAX_DRAFT_TOKENS
+
+    command.add_argument(
         "--draft-tokens",
         type=_draft_tokens,
         metavar="K",
         help=f"0 (plain) to {MAX_DRAFT_TOKENS}, or auto, the default: what is measured to be fastest",
     )
-    generate.add_argument("--schedule", choices=("constant", "heuristic"), help="of a number of drafts; see README")
-    generate.add_argument("--drafter", choices=("auto", "mtp", "ngram"), default="auto", help="who drafts; see README")
+    command.add_argument("--schedule", choices=("constant", "heuristic"), help="of a number of drafts; see README")
+    command.add_argument("--drafter", choices=("auto", "mtp", "ngram"), default="auto", help="who drafts; see README")
+    command.add_argument(
+        "--backend", choices=("auto", "onnx", "executorch"), default="auto", help="auto: executorch, else onnx"
+    )
+    command.add_argument("--threads", type=int, default=min(os.cpu_count() or 1, MAX_THREADS), metavar="N")
+
+
+def _add_sampling(command: argparse.ArgumentParser) -> None:
     for name, kind, text in (
         ("temperature", float, "0 is greedy"),
         ("top-k", int, "0 keeps every token"),
@@ -46,15 +74,7 @@ def parser() -> argparse.ArgumentParser:
         ("repetition-penalty", float, "1, the default, is none"),
         ("seed", int, "default: drawn, and reported"),
     ):
-        generate.add_argument(f"--{name}", type=kind, metavar="X", help=text)
-    generate.add_argument(
-        "--backend", choices=("auto", "onnx", "executorch"), default="auto", help="auto: executorch, else onnx"
-    )
-    generate.add_argument("--threads", type=int, default=min(os.cpu_count() or 1, MAX_THREADS), metavar="N")
-    generate.add_argument("--json", action="store_true", help="one JSON object on stdout instead of streamed text")
-    info = commands.add_parser("info", help="what a bundle holds")
-    info.add_argument("bundle", type=Path)
-    return top
+        command.add_argument(f"--{name}", type=kind, metavar="X", help=text)
 
 
 def _draft_tokens(text: str) -> int | str:
@@ -67,7 +87,7 @@ def _draft_tokens(text: str) -> int | str:
 def main(arguments: list[str]) -> int:
     try:
         options = parser().parse_args(arguments)
-        {"generate": _generate, "info": _info}[options.command](options)
+        {"generate": _generate, "chat": _chat, "serve": _serve, "info": _info}[options.command](options)
         print(end="", flush=True)  # now, so that an error of the write is met below
         return 0
     except BrokenPipeError:  # the reader of stdout has gone
@@ -93,15 +113,62 @@ def _one_line(message: object) -> str:
 
 
 def _generate(options: argparse.Namespace) -> None:
-    from .manifest import load as load_manifest
-    from .sampling import choose_sampling
-    from .session import generate_text, load
+    from .events import TextDelta
+    from .measure import report
+    from .session import Session, Settings
 
-    draft_tokens = _checked_draft_tokens(options)
-    if not 1 <= options.threads <= MAX_THREADS:
-        raise ValueError(f"--threads {options.threads} is outside 1..{MAX_THREADS}; give at most one per core")
-    sampling = choose_sampling(
-        load_manifest(options.bundle).sampling,
+    sampling = _sampling(options)
+    pair = _load(options)
+    session = Session(pair, margin_rows=0)
+    if options.prompt_ids is not None:
+        prompt = _parse_ids(options.prompt_ids)
+    else:
+        prompt = options.prompt if options.prompt is not None else _chat_ids(pair, options.chat)
+    for event in session.stream(prompt, Settings(options.max_new_tokens, sampling)):
+        if isinstance(event, TextDelta) and not options.json:
+            print(event.text, end="", flush=True)
+    result = report(session, event)
+    if options.json:
+        print(json.dumps(result, ensure_ascii=False))
+    else:
+        print()
+        print(_summary(result), file=sys.stderr)
+
+
+def _chat(options: argparse.Namespace) -> None:
+    from .chat import Chat, run
+    from .session import Session, Settings
+
+    if options.max_new_tokens is not None and options.max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens is {options.max_new_tokens}; it must be at least 1")
+    _sampling(options)  # a wrong option ends the program before it loads
+    session = Session(_load(options))
+    session.pair.text.render_chat([{"role": "user", "content": "a"}])  # as does a bundle without a template
+    if sys.stdin.isatty() and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    settings = lambda: Settings(options.max_new_tokens, _sampling(options))  # noqa: E731  a seed for each reply
+    run(Chat(session, settings, options.system, options.think, options.drafter))
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from .session import Session
+
+    try:
+        from .serve import run
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{error.name} is not installed; serve needs pip install 'gemma4-mtp[serve]'") from None
+    if not 0 <= options.port < 1 << 16:
+        raise ValueError(f"--port {options.port} is outside 0..65535")
+    run(Session(_load(options)), options.host, options.port)
+
+
+def _sampling(options: argparse.Namespace):
+    """-> sampling.Sampling"""
+    from .manifest import load
+    from .sampling import choose_sampling
+
+    return choose_sampling(
+        load(options.bundle).sampling,
         options.temperature,
         options.top_k,
         options.top_p,
@@ -109,20 +176,19 @@ def _generate(options: argparse.Namespace) -> None:
         options.repetition_penalty,
         options.seed,
     )
+
+
+def _load(options: argparse.Namespace):
+    """-> loading.Pair; one warning if drafts were asked for and cannot be."""
+    from .loading import load
+
+    draft_tokens = _checked_draft_tokens(options)
+    if not 1 <= options.threads <= MAX_THREADS:
+        raise ValueError(f"--threads {options.threads} is outside 1..{MAX_THREADS}; give at most one per core")
     pair = load(options.bundle, options.threads, draft_tokens, options.schedule, options.backend, options.drafter)
     if pair.off_reason and draft_tokens != 0:
         print(f"warning: drafting is off: {_one_line(pair.off_reason)}", file=sys.stderr)
-    if options.prompt_ids is not None:
-        ids = _parse_ids(options.prompt_ids)
-    else:
-        ids = pair.text.encode_prompt(options.prompt) if options.prompt is not None else _chat_ids(pair, options.chat)
-    show = (lambda part: None) if options.json else (lambda part: print(part, end="", flush=True))
-    result = generate_text(pair, ids, options.max_new_tokens, show, sampling)
-    if options.json:
-        print(json.dumps(result, ensure_ascii=False))
-    else:
-        print()
-        print(_summary(result), file=sys.stderr)
+    return pair
 
 
 def _checked_draft_tokens(options: argparse.Namespace) -> int | None:

@@ -101,8 +101,8 @@ class Target:
         self._tokens = EmbeddingTable(bundle, manifest.backends[backend].token_table)
         self._per_layer = EmbeddingTable(bundle, manifest.target.per_layer_table)
 
-    def new_cache(self, max_context_tokens: int | None = None) -> KVCache:
-        return KVCache(self._kv, self.group, max_context_tokens or self.max_context_tokens)
+    def new_cache(self, max_context_tokens: int | None = None, margin_rows: int = 0) -> KVCache:
+        return KVCache(self._kv, self.group, max_context_tokens or self.max_context_tokens, margin_rows)
 
     def embed(self, ids: list[int]) -> Array:
         """[len(ids), H], scaled"""

@@ -1,174 +1,251 @@
-"""A loaded bundle and one generation with its measurements: what the command line and a program call."""
+"""A conversation with a loaded bundle: tokens and their KV rows stay from turn to turn.
 
-import resource
-import sys
+    session = load("build/tiny-int8")
+    reply = session.generate("ROMEO:", Settings(max_new_tokens=40))
+    for event in session.stream_chat([{"role": "user", "content": "Good morrow."}]): ...
+
+Each call is given the whole text, a prompt or all messages. What it has in common with the text of the call before is not
+run again. A session is for one thread at a time, but for `cancel`.
+"""
+
+import dataclasses
+import os
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from . import manifest as contract
-from .drafting import DRAFTERS, AutoPolicy, DraftPolicy
-from .graph import installed
-from .models import Drafter, Target, load_drafter, load_target
-from .sampling import GREEDY, LogitsHook, Sampling
-from .speculative import Round, generate
+from . import loading, session_file
+from .events import End, Event, EventParser, TextDelta, assistant_message
+from .loading import Pair
+from .sampling import LogitsHook, Sampling, choose_sampling
+from .speculative import Round, check_request, generate, prefill_chunks
+from .stops import StopStrings
 from .text import Text, TextStream
 
-PREFERENCE = ("executorch", "onnx")  # verifying a block costs less on ExecuTorch
+MARGIN_ROWS = 1024  # how far behind the open chunk a conversation may be rewound without running it again
+Prompt = str | Sequence[int]
+
+
+class SessionBusy(RuntimeError):
+    """A second call while one runs."""
 
 
 @dataclass(frozen=True)
-class Pair:
-    """off_reason: why the bundle's drafter cannot draft, if it was to. load_s: seconds that loading took."""
+class Settings:
+    """max_new_tokens None: until the context is full. sampling None: the bundle's defaults with a drawn seed. stop: texts
+    that end the answer and are left out of it."""
 
-    manifest: contract.Manifest
-    backend: str
-    target: Target
-    drafter: Drafter | None
-    off_reason: str | None
-    policy: DraftPolicy | AutoPolicy
-    text: Text
-    load_s: float
+    max_new_tokens: int | None = None
+    sampling: Sampling | None = None
+    hook: LogitsHook | None = None
+    stop: tuple[str, ...] = ()
+
+
+DEFAULTS = Settings()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """events: all that `stream` gave; the text is that of the answer, without thoughts and calls.
+
+    stop_reason: "stop" (a stop token or text), "length", "context" (full) or "cancelled". reused_tokens: of the prompt,
+    not run because their rows were held; rerun_tokens: known from the call before, but run again because rows had gone.
+    prefill_s: seconds until the first token; decode_s: from the first token to the last.
+    """
+
+    events: tuple[Event, ...]
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    stop_reason: str
+    reused_tokens: int
+    rerun_tokens: int
+    sampling: Sampling
+    rounds: tuple[Round, ...]
+    prefill_s: float
+    decode_s: float
+
+    @property
+    def text(self) -> str:
+        return "".join(event.text for event in self.events if isinstance(event, TextDelta))
+
+    @property
+    def decode_tokens_per_second(self) -> float | None:
+        return (len(self.token_ids) - 1) / self.decode_s if len(self.token_ids) > 1 else None
+
+    def message(self, first_call: int = 0) -> dict[str, object]:
+        """The answer as a message for the history; see events.assistant_message."""
+        return assistant_message(self.events, first_call)
 
 
 def load(
-    bundle: Path,
-    threads: int,
+    bundle: str | Path,
+    threads: int | None = None,
     draft_tokens: int | None = None,
     schedule: str | None = None,
     backend: str = "auto",
     drafter: str = "auto",
-) -> Pair:
-    """ValueError if the bundle does not load. A drafter that is missing or corrupt only turns drafting off.
+) -> "Session":
+    """A session with a bundle; threads None: one per core; the rest as in loading.load."""
+    return Session(loading.load(Path(bundle), threads or os.cpu_count() or 1, draft_tokens, schedule, backend, drafter))
 
-    drafter: "mtp", "ngram" or "auto", both where the number of drafts is chosen while running. That is so without
-    draft_tokens and schedule; with a schedule alone the drafter's own number is used.
-    """
-    started = time.perf_counter()
-    manifest = contract.load(bundle)
-    backend = choose_backend(manifest, backend)
-    target = load_target(bundle, manifest, backend, threads)
-    policy, loaded, off_reason = _policy(manifest.drafter, draft_tokens, schedule, drafter), None, None
-    if draft_tokens == 0:
-        off_reason = "draft tokens set to 0"
-    elif "mtp" in policy.drafters:
+
+class Session:
+    """ids: the text so far, prompt and replies. policy: who drafts and how many; it may be replaced between calls."""
+
+    def __init__(self, pair: Pair, max_context_tokens: int | None = None, margin_rows: int = MARGIN_ROWS):
+        self.pair, self.policy = pair, pair.policy
+        self.ids: list[int] = []
+        self._cache = pair.target.new_cache(max_context_tokens, margin_rows)
+        self._lock, self._cancelled = threading.Lock(), threading.Event()
+
+    @property
+    def max_context_tokens(self) -> int:
+        return self._cache.max_context_tokens
+
+    def generate(self, prompt: Prompt, settings: Settings = DEFAULTS) -> Reply:
+        """Continue a text, or token ids as they are. ValueError if that cannot be; the session is then unchanged."""
+        return _last(self.stream(prompt, settings))
+
+    def stream(self, prompt: Prompt, settings: Settings = DEFAULTS) -> Iterator[Event | Reply]:
+        """As `generate`, but TextDeltas as they come, an End, then the Reply. A caller may stop at any of them."""
+        with self._in_use():
+            ids = self.pair.text.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
+            yield from self._reply(ids, _PlainText(self.pair.text), settings)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping],
+        settings: Settings = DEFAULTS,
+        tools: Sequence[Mapping] | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> Reply:
+        """Answer a conversation; messages, tools and variables as in ChatTemplate.render."""
+        return _last(self.stream_chat(messages, settings, tools, variables))
+
+    def stream_chat(
+        self,
+        messages: Sequence[Mapping],
+        settings: Settings = DEFAULTS,
+        tools: Sequence[Mapping] | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> Iterator[Event | Reply]:
+        """As `chat`, but text, thoughts and tool calls as they come, an End, then the Reply."""
+        with self._in_use():
+            ids = self.pair.text.encode_chat(messages, tools, variables=variables)
+            yield from self._reply(ids, EventParser(self.pair.text), settings)
+
+    def cancel(self) -> None:
+        """From any thread: the call that runs ends after its block, or its chunk of the prompt, with what it has."""
+        self._cancelled.set()
+
+    def rewind(self, length: int) -> int:
+        """Forget the text from token `length` on -> how many of the tokens that stay will be run again."""
+        with self._in_use():
+            if not 0 <= length <= len(self.ids):
+                raise ValueError(f"cannot rewind to {length}: the session has {len(self.ids)} tokens")
+            known = min(length, self._cache.length)
+            held = known if self._cache.holds(known) else 0
+            self._cache.rewind(held)
+            del self.ids[length:]
+            return known - held
+
+    def save(self, path: str | Path) -> None:
+        """Tokens and KV rows to a safetensors file; an existing one is replaced."""
+        with self._in_use():
+            session_file.write(Path(path), self.pair.manifest, self.pair.backend, self.ids, self._cache)
+
+    def restore(self, path: str | Path) -> None:
+        """Become the session that was saved. ValueError, and nothing changed, if another bundle or backend wrote it."""
+        with self._in_use():
+            self.ids = session_file.read(Path(path), self.pair.manifest, self.pair.backend, self._cache)
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            raise SessionBusy("the session is in use; wait for its call to end, or open another session")
         try:
-            loaded = load_drafter(bundle, manifest, target, backend, threads)
-        except (ValueError, OSError) as error:
-            policy, off_reason = DraftPolicy(0), str(error)
-    text = Text(bundle, manifest)
-    return Pair(manifest, backend, target, loaded, off_reason, policy, text, time.perf_counter() - started)
+            self._cancelled.clear()
+            yield
+        finally:
+            self._lock.release()
+
+    def _reply(self, ids: list[int], parser: "EventParser | _PlainText", settings: Settings) -> Iterator[Event | Reply]:
+        sampling = settings.sampling or choose_sampling(self.pair.manifest.sampling)
+        budget = self.max_context_tokens if settings.max_new_tokens is None else settings.max_new_tokens
+        started = first = time.perf_counter()
+        reused, rerun = self._begin(ids, budget)
+        rounds: list[Round] = []
+        events: list[Event] = []
+        stops = StopStrings(settings.stop)
+        for entry in self._rounds(budget, sampling, settings.hook):
+            first = first if rounds else time.perf_counter()
+            rounds.append(entry)
+            for event in stops.push(parser.push(entry.tokens)):
+                events.append(event)
+                yield event
+            if stops.found:
+                break
+        decode_s = time.perf_counter() - first
+        for event in stops.push(parser.finish()):
+            events.append(event)
+            yield event
+        yield Reply(
+            events=tuple(events),
+            prompt_ids=tuple(ids),
+            token_ids=tuple(self.ids[len(ids) :]),
+            stop_reason="stop" if stops.found else rounds[-1].stop_reason,
+            reused_tokens=reused,
+            rerun_tokens=rerun,
+            sampling=sampling,
+            rounds=tuple(rounds),
+            prefill_s=first - started,
+            decode_s=decode_s,
+        )
+
+    def _begin(self, ids: list[int], max_new_tokens: int) -> tuple[int, int]:
+        """Take over ids, rewound to what they have in common with the text so far -> tokens reused, tokens run again."""
+        if not ids:
+            raise ValueError("the prompt is empty; give at least one token")
+        common = next((i for i, pair in enumerate(zip(self.ids, ids, strict=False)) if pair[0] != pair[1]), None)
+        known = min(len(self.ids) if common is None else common, self._cache.length, len(ids) - 1)
+        held = known if self._cache.holds(known) else 0
+        check_request(self.pair.target, self._cache, ids, max_new_tokens, held)
+        self._cache.rewind(held)
+        self.ids = list(ids)
+        return held, known - held
+
+    def _rounds(self, max_new_tokens: int, sampling: Sampling, hook: LogitsHook | None) -> Iterator[Round]:
+        pair = self.pair
+        for _ in prefill_chunks(pair.target, self._cache, self.ids):
+            if self._cancelled.is_set():
+                yield Round((), 0, 0, "cancelled")
+                return
+        request = (pair.target, pair.drafter, self._cache, self.ids, max_new_tokens, pair.manifest.tokens, self.policy)
+        for entry in generate(*request, sampling, hook):
+            if self._cancelled.is_set() and not entry.stop_reason:
+                yield dataclasses.replace(entry, stop_reason="cancelled")
+                return
+            yield entry
 
 
-def choose_backend(manifest: contract.Manifest, wanted: str) -> str:
-    """wanted, or for "auto" the first of PREFERENCE that the bundle holds and whose package is installed."""
-    held = manifest.backends
-    if wanted == "auto":
-        return next((name for name in PREFERENCE if name in held and installed(name)), next(iter(held)))
-    if wanted not in held:
-        raise ValueError(f"the bundle has files for {', '.join(held)}, not for {wanted}; export it with --backend all")
-    return wanted
+class _PlainText:
+    """In the place of an EventParser where the text is no chat: markup is text like any other, or skipped."""
+
+    def __init__(self, text: Text):
+        self._stream = TextStream(text)
+
+    def push(self, ids: Sequence[int]) -> list[Event]:
+        text = self._stream.push(ids)
+        return [TextDelta(text)] if text else []
+
+    def finish(self) -> list[Event]:
+        text = self._stream.flush()
+        return [*([TextDelta(text)] if text else []), End(None)]
 
 
-def _policy(
-    spec: contract.DrafterSpec, draft_tokens: int | None, schedule: str | None, drafter: str
-) -> DraftPolicy | AutoPolicy:
-    drafters = DRAFTERS if drafter == "auto" else (drafter,)
-    if draft_tokens is None and schedule is None:
-        return AutoPolicy(drafters)
-    return DraftPolicy(
-        spec.num_draft_tokens if draft_tokens is None else draft_tokens, schedule or spec.schedule, drafters[:1]
-    )
-
-
-def generate_text(
-    pair: Pair,
-    prompt_ids: list[int],
-    max_new_tokens: int,
-    show: Callable[[str], None],
-    sampling: Sampling = GREEDY,
-    hook: LogitsHook | None = None,
-) -> dict:
-    """Text after prompt_ids; `show` gets each piece of it as it comes. -> text, ids, settings and measurements."""
-    stream, ids, rounds, parts = TextStream(pair.text), list(prompt_ids), [], []
-    cache = pair.target.new_cache()
-    started = time.perf_counter()
-    first = started
-    request = (pair.target, pair.drafter, cache, ids, max_new_tokens, pair.manifest.tokens, pair.policy)
-    for entry in generate(*request, sampling, hook):
-        if not rounds:
-            first = time.perf_counter()
-        rounds.append(entry)
-        parts.append(stream.push(entry.tokens))
-        show(parts[-1])
-    ended = time.perf_counter()
-    parts.append(stream.flush())
-    show(parts[-1])
-    token_ids = ids[len(prompt_ids) :]
-    decode_s = ended - first
-    return {
-        "text": "".join(parts),
-        "prompt_ids": list(prompt_ids),
-        "token_ids": token_ids,
-        "stop_reason": rounds[-1].stop_reason,
-        "backend": pair.backend,
-        "timings": {
-            "load_s": pair.load_s,
-            "prefill_tokens": len(prompt_ids),
-            "prefill_s": first - started,
-            "time_to_first_token_s": first - started,
-            "decode_s": decode_s,
-            "decode_tokens_per_second": (len(token_ids) - 1) / decode_s if len(token_ids) > 1 else None,
-        },
-        "sampling": {**asdict(sampling), "seed": None if sampling.greedy else sampling.seed},
-        "draft": {**draft_statistics(rounds), **_draft_settings(pair)},
-        "memory": {"peak_rss_mib": peak_rss_mib()},
-    }
-
-
-def _draft_settings(pair: Pair) -> dict:
-    policy = pair.policy
-    fixed = isinstance(policy, DraftPolicy)
-    return {
-        "draft_tokens": policy.num_tokens if fixed else "auto",
-        "schedule": policy.schedule if fixed else None,
-        "drafters": list(policy.drafters),
-        "off_reason": pair.off_reason or (None if fixed else policy.off_reason()),
-    }
-
-
-def draft_statistics(rounds: list[Round]) -> dict:
-    """Counts over the rounds that verified a block; per_position[i] counts the drafts at place i of their block."""
-    blocks = [entry for entry in rounds if entry.drafted]
-    places = range(max((entry.drafted for entry in blocks), default=0))
-    return {
-        "rounds": len(blocks),
-        "drafted": sum(entry.drafted for entry in blocks),
-        "accepted": sum(entry.accepted for entry in blocks),
-        "per_position": [
-            {
-                "drafted": sum(entry.drafted > i for entry in blocks),
-                "accepted": sum(entry.accepted > i for entry in blocks),
-            }
-            for i in places
-        ],
-        "per_drafter": {
-            name: {
-                "rounds": sum(entry.drafter == name for entry in blocks),
-                "drafted": sum(entry.drafted for entry in blocks if entry.drafter == name),
-                "accepted": sum(entry.accepted for entry in blocks if entry.drafter == name),
-            }
-            for name in DRAFTERS
-        },
-    }
-
-
-def peak_rss_mib() -> float:
-    """Of this process so far. Linux: VmHWM, for ru_maxrss begins with the peak of the process that started this one."""
-    status = Path("/proc/self/status")
-    peaks = [line.split()[1] for line in status.read_text().splitlines() if "VmHWM" in line] if status.exists() else []
-    if peaks:
-        return int(peaks[0]) / (1 << 10)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)  # macOS counts bytes
+def _last(items: Iterator[Event | Reply]) -> Reply:
+    *_, reply = items
+    return reply

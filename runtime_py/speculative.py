@@ -35,10 +35,17 @@ class Round:
     drafter: str | None = None
 
 
-def prefill(target: Target, cache: KVCache, ids: list[int]) -> tuple[Array, Array]:
-    """Run all uncommitted ids in chunks, commit them -> logits [V] and hidden [H] of the last one."""
+def prefill_chunks(target: Target, cache: KVCache, ids: list[int]) -> Iterator[None]:
+    """Run and commit ids, a call at a time, until one call takes the rest."""
     while len(ids) - cache.length > cache.room:
         target.append(cache, ids[cache.length : cache.length + cache.room])
+        yield
+
+
+def prefill(target: Target, cache: KVCache, ids: list[int]) -> tuple[Array, Array]:
+    """Run all uncommitted ids in chunks, commit them -> logits [V] and hidden [H] of the last one."""
+    for _ in prefill_chunks(target, cache, ids):
+        pass
     rest = ids[cache.length :]
     output = target.forward(cache, rest, last_row_only=True)
     cache.commit(output.new.k, output.new.v, len(rest))
@@ -60,7 +67,7 @@ def generate(
     """Continue `ids`, which grows in place, by exactly max_new_tokens or less if a text ends. The ids may begin with
     rows that the cache holds (an earlier turn). A caller may stop at any round: ids and cache agree. drafter None: the
     policy may draft by lookup alone. clock: seconds."""
-    _check_request(target, cache, ids, max_new_tokens)
+    check_request(target, cache, ids, max_new_tokens, cache.length)
     room = cache.max_context_tokens - len(ids)
     budget, limit = (room, "context") if room < max_new_tokens else (max_new_tokens, "length")
     if not budget:
@@ -84,16 +91,17 @@ def generate(
         hidden, by = output.hidden[accepted], drafting.settle(ids, added, accepted)
 
 
-def _check_request(target: Target, cache: KVCache, ids: list[int], max_new_tokens: int) -> None:
+def check_request(target: Target, cache: KVCache, ids: list[int], max_new_tokens: int, held: int) -> None:
+    """ValueError if ids, of which the cache is to hold the first `held`, cannot be continued."""
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens is {max_new_tokens}; it must be at least 1")
-    if len(ids) <= cache.length:
+    if len(ids) <= held:
         raise ValueError(f"no token to run: the cache holds all {len(ids)} of the prompt; add at least one")
     if len(ids) > cache.max_context_tokens:
         raise ValueError(
             f"the prompt has {len(ids)} tokens, the context holds {cache.max_context_tokens}; shorten the prompt"
         )
-    for token in ids[cache.length :]:
+    for token in ids[held:]:
         if not 0 <= token < target.spec.vocab_size:
             raise ValueError(
                 f"token id {token} is outside 0..{target.spec.vocab_size - 1}; use the bundle's own tokenizer"

@@ -58,11 +58,12 @@ class ScriptedTarget:
 
     def __init__(self, script: Script, chunk_rows: int = 128, context: int = 512):
         self.script, self.context, self.chunk_rows = script, context, chunk_rows
-        self.spec = SimpleNamespace(vocab_size=VOCAB)
+        self.spec, self.max_context_tokens = SimpleNamespace(vocab_size=VOCAB), context
         self.calls: list[int] = []  # T of every call
 
-    def new_cache(self) -> KVCache:
-        return KVCache(kv_spec(self.script.window, self.chunk_rows), GROUP, self.context)
+    def new_cache(self, max_context_tokens: int | None = None, margin_rows: int = 0) -> KVCache:
+        spec = kv_spec(self.script.window, self.chunk_rows)
+        return KVCache(spec, GROUP, max_context_tokens or self.context, margin_rows)
 
     def forward(self, cache: KVCache, ids: list[int], last_row_only: bool = False) -> TargetOutput:
         self.calls.append(len(ids))

@@ -29,8 +29,8 @@ from runtime_py.cache import KVCache
 from runtime_py.drafting import DraftPolicy
 from runtime_py.graph import Graph, load_graph
 from runtime_py.manifest import FULL, SLIDING, TokensSpec
+from runtime_py.measure import draft_statistics
 from runtime_py.models import CrossDecoder, Drafter, SelfDecoder, Target
-from runtime_py.session import draft_statistics
 from runtime_py.speculative import Round, generate
 from runtime_py.text import Text
 

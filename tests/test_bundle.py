@@ -28,7 +28,7 @@ from runtime_py import manifest as contract
 from runtime_py.__main__ import main as runtime_main
 from runtime_py.embeddings import EmbeddingTable
 from runtime_py.graph_onnx import OnnxGraph
-from runtime_py.session import load
+from runtime_py.loading import load
 
 from .edits import edit_json, error_line
 from .pairs import PairShape, copy_pair

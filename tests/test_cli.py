@@ -3,6 +3,7 @@ bad input, and plain decoding with a visible reason where the drafter is damaged
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -15,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from runtime_py import manifest as contract
-from runtime_py.session import load, peak_rss_mib
+from runtime_py.loading import load
+from runtime_py.measure import peak_rss_mib
 
 from .edits import REMOVED, edit_json
 
@@ -294,12 +296,19 @@ def test_a_full_context_ends_the_text(bundle, room):
 def test_commands_of_the_readme(tmp_path):
     """One after the other, as they stand; the drafts are worth their while and change nothing."""
     bundle = tmp_path / "bundle"
-    lines = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("python -m ")]
+    lines = [
+        line
+        for line in (ROOT / "README.md").read_text().splitlines()
+        if re.match(r"(echo '[^']*' \| )?python -m ", line)
+    ]
     assert [line.split()[2:4] for line in lines[:2]] == [["export", "tiny"], ["runtime_py", "generate"]]
-    assert len(lines) == 5
+    assert len(lines) == 6
     for line in lines:
-        words = shlex.split(line.replace("build/tiny-int8", str(bundle)))
-        result = subprocess.run([sys.executable, *words[1:]], cwd=ROOT, capture_output=True, text=True, timeout=300)
+        piped, _, call = line.rpartition(" | ")
+        said = shlex.split(piped)[1] if piped else ""
+        words = shlex.split(call.replace("build/tiny-int8", str(bundle)))
+        process = [sys.executable, *words[1:]]
+        result = subprocess.run(process, cwd=ROOT, input=said, capture_output=True, text=True, timeout=300)
         assert result.returncode == 0 and "warning" not in result.stderr, (line, result.stderr)
     drafted, plain = (generate(bundle, "--max-new-tokens", 200, "--draft-tokens", count) for count in (3, 0))
     assert drafted["token_ids"] == plain["token_ids"]

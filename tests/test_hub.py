@@ -17,7 +17,7 @@ import pytest
 
 from export.__main__ import main
 from runtime_py import manifest as contract
-from runtime_py.session import load
+from runtime_py.loading import load
 
 from .edits import error_line
 from .pairs import PairShape

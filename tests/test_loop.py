@@ -10,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime_py.drafting import MAX_DRAFT_TOKENS, DraftPolicy
+from runtime_py.loading import Pair
 from runtime_py.manifest import FULL, SLIDING
+from runtime_py.measure import draft_statistics
 from runtime_py.models import Drafter, rope_rows
-from runtime_py.session import Pair, draft_statistics, generate_text
+from runtime_py.sampling import GREEDY
+from runtime_py.session import Session, Settings
 from runtime_py.speculative import Round, generate
 
 from .doubles import EOS, TOKENS, VOCAB, Script, ScriptedDrafter, ScriptedTarget, cached_ids
@@ -300,11 +303,10 @@ def test_generated_text_is_shown_to_its_end(final):
         text=text,
         load_s=0.0,
     )
-    shown: list[str] = []
-    result = generate_text(pair, PROMPT, 50, shown.append)
-    assert result["token_ids"] == script.reference(PROMPT, 50)
-    assert result["text"] == "".join(shown) == text.decode(result["token_ids"])
-    assert result["stop_reason"] == "stop"
+    *events, reply = Session(pair).stream(PROMPT, Settings(50, GREEDY))
+    assert list(reply.token_ids) == script.reference(PROMPT, 50)
+    assert reply.text == "".join(event.text for event in events[:-1]) == text.decode(reply.token_ids)
+    assert reply.stop_reason == "stop"
 
 
 @settings(max_examples=150, deadline=None)
