@@ -249,7 +249,7 @@ class Leaky:
     """A target whose row 0 sees how many rows come with it."""
 
     def __init__(self, target):
-        self._target, self.spec = target, target.spec
+        self._target, self.spec, self.max_context_tokens = target, target.spec, target.max_context_tokens
         self.new_cache, self.append = target.new_cache, target.append
 
     def forward(self, cache, ids):
@@ -270,10 +270,10 @@ def test_check_measures_row_invariance(bundle, stated, monkeypatch, capsys):
     edit_json(bundle / "manifest.json", {"backends/onnx/quantization/row_invariant": stated})
     if stated:
         line = error_line(export_main, ["check", bundle], capsys)
-        assert "row 0 differs at T = 5" in line and "near ties" in line
+        assert "rows differ from rows alone at T = 5" in line and "near ties" in line
     else:
         assert export_main(["check", str(bundle)]) == 0
-        assert "row 0 differs at T = 5 (manifest: false)" in capsys.readouterr().out
+        assert "rows differ from rows alone at T = 5 (manifest: false)" in capsys.readouterr().out
 
 
 # Large files.

@@ -21,7 +21,7 @@ from export.trace import trace
 from export.weights import open_drafter
 from runtime_py import manifest as contract
 from runtime_py.embeddings import EmbeddingTable
-from runtime_py.session import choose_backend
+from runtime_py.loading import choose_backend
 
 from .edits import edit_tensors, error_line
 from .pairs import PairShape, copy_pair
@@ -136,7 +136,7 @@ def test_auto_takes_what_the_bundle_holds_and_the_machine_has(both, bundle_of, m
     manifest = contract.load(both)
     assert choose_backend(manifest, "auto") == "executorch"
     assert choose_backend(contract.load(bundle_of("tiny")), "auto") == "onnx"
-    monkeypatch.setattr("runtime_py.session.installed", lambda name: name == "onnx")
+    monkeypatch.setattr("runtime_py.loading.installed", lambda name: name == "onnx")
     assert choose_backend(manifest, "auto") == "onnx"
 
 
