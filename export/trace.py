@@ -17,7 +17,8 @@ def trace(
     graph: type[nn.Module], config: TextConfig, recipe: Recipe, max_context_tokens: int
 ) -> tuple[nn.Module, ExportedProgram]:
     """The graph with fake weights and its program; input sizes are dynamic as the graph's specs say."""
-    limits = {"T": CHUNK_ROWS, "R": CHUNK_ROWS, "P_sliding": config.window, "P_full": max_context_tokens}
+    # one sliding row more than ours: Transformers' assistant sees that many, which is needed to compare drafts
+    limits = {"T": CHUNK_ROWS, "R": CHUNK_ROWS, "P_sliding": config.window + 1, "P_full": max_context_tokens}
     dims = {symbol: Dim(symbol, min=1, max=limit) for symbol, limit in limits.items()}
     with FakeTensorMode(), torch.no_grad():
         module = graph(config, recipe).eval()

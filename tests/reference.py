@@ -40,6 +40,7 @@ torch.set_num_threads(1)  # tiny matrices: handing them to a second thread costs
 
 Array = np.ndarray
 PairFolders = tuple[Path, Path]
+THREADS = {"onnx": 1, "executorch": 2}  # of the process, so one number for all tests of a backend
 TYPES = {SLIDING: "sliding_attention", FULL: "full_attention"}
 
 
@@ -278,7 +279,8 @@ def file_models(bundle: Path) -> Models:
     """The pair as exported, on the one backend that the bundle holds."""
     manifest = contract.load(bundle)
     (backend,) = manifest.backends
-    graphs = {name: load_graph(bundle, manifest, name, backend, threads=1) for name in contract.GRAPHS}
+    threads = THREADS[backend]
+    graphs = {name: load_graph(bundle, manifest, name, backend, threads) for name in contract.GRAPHS}
     return build(manifest, bundle, graphs, backend)
 
 

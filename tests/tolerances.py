@@ -11,8 +11,8 @@ DRAFTER = 1e-4  # drafter against Transformers' assistant: 1.5e-5
 ACTIVATIONS = {"self_decoder": 0.03, "cross_decoder": 0.03, "drafter": 0.06}
 
 # .pte files against eager graphs with the same rounding of activations, as above. Layer 0's new rows have seen one
-# linear and are equal: 2.4e-7. Later a difference in the last bit tips some activations over: 0.0095.
-ROUNDED, ROUNDED_ONCE = 0.015, 1e-5
+# linear and are equal: 2.4e-7. Later a difference in the last bit tips some activations over: 0.0095, drafter 0.019.
+ROUNDED, ROUNDED_ONCE = {"self_decoder": 0.015, "cross_decoder": 0.015, "drafter": 0.03}, 1e-5
 
 NEEDLE = 1e-2  # least change of a logit by a key that the masks show
 
