@@ -167,7 +167,7 @@ def test_reported_errors_and_share(pair_of, tmp_path):
     shape = PairShape(layers=4, period=2, shared=2, intermediate=80)
     folders = pair_of(shape)
     package = export_package("tiny", *map(str, folders), "int4", tmp_path / "bundle")
-    reported = {error.name: error for error in package.errors}
+    reported = {error.name: error for error in package.errors["onnx"]}
     weights, draft = (load_file(folder / "model.safetensors") for folder in folders)
     for name, tensor, bits, group in (
         ("self_decoder.layers.1.mlp.down_proj.weight", weights["model.layers.1.mlp.down_proj.weight"], 4, 32),
@@ -179,7 +179,7 @@ def test_reported_errors_and_share(pair_of, tmp_path):
         assert reported[name].relative == pytest.approx(relative_error(tensor, bits, group), rel=1e-4), name
         assert reported[name].size_bytes == tensor.nbytes
     quality = contract.load(tmp_path / "bundle").backends["onnx"].quantization
-    worst = max(package.errors, key=lambda error: error.relative)
+    worst = max(package.errors["onnx"], key=lambda error: error.relative)
     assert (quality.worst_tensor, quality.worst_relative_error) == (worst.name, worst.relative)
     tensors = [*weights.items(), *draft.items()]
     plain = ("norm.weight", "layernorm.weight", "layer_scalar", "centroids.weight", "token_ordering")
