@@ -3,14 +3,15 @@
 XNNPACK's own rules shape the table: no int64 inputs, views with one unknown size, one quantize chain per linear, zero
 points as buffers, gelu written out (its own is the erf form), the mean of a norm as a product with ones / D.
 
-Weights are fake while the program is decomposed. Then each gets its values in a mapped file, and what ExecuTorch collects
-for the .pte stays in files too, so that no second copy of the weights is ever held in memory.
+Weights are fake while the program is decomposed. Then each gets its values in a mapped file, which ExecuTorch's copies of
+the program share, and what it collects for the .pte stays in files too: no second copy is ever held in memory.
 """
 
 import collections
 import hashlib
 import mmap
 import operator
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -44,6 +45,7 @@ from .weights import Weights
 
 aten, quantized = torch.ops.aten, torch.ops.quantized_decomposed
 SPILL_BYTES = 1 << 16  # constants from this size on wait in files
+READ_BYTES = 1 << 24
 PASSES = ("XNNPACKRemoveCloneOpsTransform", "DimOrderOpsRevertPass", "ConvertToLinearPass", "RemoveGetItemPass")
 END = (1 << 31) - 1  # size of a slice that goes to a dimension's end
 
@@ -259,11 +261,13 @@ def write(
     with ExitStack() as stack:
         constants = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=".constants-")))
         stack.enter_context(_spilled(constants))
+        stack.enter_context(_shared_constants())
         stack.enter_context(_short_provenance())
         stack.enter_context(_no_retracing())
         say("weights")
         decompose(program)
-        _fill(graph, program, weights, constants, errors)
+        maps = _fill(graph, program, weights, constants, errors)
+        _release(maps)
         say("lower")
         edge = to_edge_transform_and_lower(
             {"forward": program},
@@ -284,21 +288,25 @@ def write(
         say("write")
         with open(path, "wb") as file:
             lowered.write_to_file(file)
+        _release(maps)
         return _head_placement(path, program)
 
 
 def _fill(
     graph: nn.Module, program: ExportedProgram, weights: Weights, folder: Path, errors: list[TensorError]
-) -> None:
-    """Real values for the program's fake weights, each in a mapped file of its own.
+) -> list[mmap.mmap]:
+    """Real values for the program's fake weights, each in a mapped file of its own -> the maps.
 
     XNNPACK's cache of packed weights is keyed by the bytes of a constant: two of equal bytes with another shape or other
     scales would be taken for one, so they are refused.
     """
     seen: dict[bytes, tuple[str, tuple]] = {}
+    maps = []
     for number, (buffer, ref, spec) in enumerate(weights.state(graph)):
         scale = buffer.removesuffix("weight") + "scale"
-        values = _mapped(folder / f"{number}.bin", program.state_dict[buffer])
+        fake = program.state_dict[buffer]
+        maps.append(_map(folder / f"{number}.bin", fake.nbytes))
+        values = torch.frombuffer(maps[-1], dtype=fake.dtype).view(fake.shape)
         scales = torch.empty(program.state_dict[scale].shape) if spec else None
         digest = hashlib.sha256()
         for chunk in weights.stream(ref, spec, f"{graph.name}.{buffer}", errors):
@@ -316,10 +324,19 @@ def _fill(
             raise ValueError(
                 f"{graph.name}: {buffer} and {twin} have equal bytes and another form; XNNPACK mixes them up"
             )
+    return maps
 
 
-def _mapped(path: Path, like: Tensor) -> Tensor:
-    return torch.from_file(str(path), shared=True, size=like.numel(), dtype=like.dtype).view(like.shape)
+def _map(path: Path, size_bytes: int) -> mmap.mmap:
+    with open(path, "w+b") as file:
+        file.truncate(size_bytes)
+        return mmap.mmap(file.fileno(), size_bytes)
+
+
+def _release(maps: list[mmap.mmap]) -> None:
+    """Pages that stay mapped count as memory; what is in them is in the file."""
+    for view in maps:
+        view.madvise(mmap.MADV_DONTNEED)
 
 
 @contextmanager
@@ -335,6 +352,18 @@ def _spilled(folder: Path) -> Iterator[None]:
         add(store, key, data, *args, **options)
 
     with mock.patch.object(NamedDataStore, "add_named_data", add_named_data):
+        yield
+
+
+@contextmanager
+def _shared_constants() -> Iterator[None]:
+    """ExecuTorch copies a program with all of its weights before a delegate takes it; nobody writes to them."""
+    copy = Tensor.__deepcopy__
+
+    def deepcopy(self: Tensor, memo: dict) -> Tensor:
+        return self if type(self) is Tensor and self.nbytes >= SPILL_BYTES else copy(self, memo)
+
+    with mock.patch.object(Tensor, "__deepcopy__", deepcopy):
         yield
 
 
@@ -381,20 +410,28 @@ def census(module: torch.fx.GraphModule) -> tuple[int, dict[str, int]]:
 def _head_placement(path: Path, program: ExportedProgram) -> Placement:
     """Where the host can map the head's rows as the token table: their bytes, if they lie in the file as they are."""
     placement = {}
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+    with open(path, "rb") as file:
         for name in ("lm_head.weight", "lm_head.scale"):
             values = program.state_dict.get(name)
-            if values is not None and (offset := _find(view, values.numpy())) is not None:
+            if values is not None and (offset := _find(file.fileno(), values.numpy())) is not None:
                 placement[name] = offset, str(values.dtype).removeprefix("torch."), tuple(values.shape)
     return placement
 
 
-def _find(view: mmap.mmap, array: np.ndarray) -> int | None:
-    start, whole = array.reshape(-1)[:1024].tobytes(), memoryview(array.reshape(-1)).cast("B")
-    at = view.find(start)
-    while at >= 0:
-        with memoryview(view) as found, found[at : at + len(whole)] as part:
-            if part == whole:
-                return at
-        at = view.find(start, at + 1)
+def _find(file: int, array: np.ndarray) -> int | None:
+    """Offset of an array's bytes in a file, read in pieces: a mapped file of this size would count as memory."""
+    whole, size = memoryview(array.reshape(-1)).cast("B"), os.fstat(file).st_size
+    start = bytes(whole[:4096])
+    for base in range(0, size, READ_BYTES):
+        piece = os.pread(file, READ_BYTES + len(start) - 1, base)
+        at = piece.find(start)
+        while at >= 0:
+            if _lies_at(file, base + at, whole):
+                return base + at
+            at = piece.find(start, at + 1)
     return None
+
+
+def _lies_at(file: int, offset: int, whole: memoryview) -> bool:
+    parts = (whole[i : i + READ_BYTES] for i in range(0, len(whole), READ_BYTES))
+    return all(os.pread(file, len(part), offset + i * READ_BYTES) == part for i, part in enumerate(parts))
