@@ -1,7 +1,7 @@
 """The graphs of a pair as one backend's files. A backend is a recipe, a lowering and a folder; the rest is shared."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -31,7 +31,7 @@ class Lowered:
     max_context_tokens: int
     modules: dict[str, nn.Module]
     placement: Placement
-    errors: list[TensorError] = field(default_factory=list)
+    errors: list[TensorError]
 
     def file(self, graph: str) -> str:
         return f"{self.backend}/{graph}{SUFFIXES[self.backend]}"

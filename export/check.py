@@ -12,7 +12,7 @@ from runtime_py import manifest as contract
 from runtime_py.cache import KVCache
 from runtime_py.embeddings import map_array
 from runtime_py.loading import load
-from runtime_py.manifest import Manifest
+from runtime_py.manifest import CHUNK_ROWS, Manifest
 from runtime_py.models import Target
 
 CONTEXT_TOKENS, MAX_BLOCK = 160, 17  # rows before the block, most rows in it
@@ -134,10 +134,14 @@ def _check_run(bundle: Path, manifest: Manifest, backend: str) -> None:
 
 
 def _blocks_that_differ(target: Target) -> list[int]:
-    """The T of 2..MAX_BLOCK at which logits, hidden or new KV of some row are not those of the row run alone."""
+    """The T of 2..MAX_BLOCK at which logits, hidden or new KV of some row are not those of the row run alone.
+
+    In the second chunk, or at the first one's end where the context is shorter: a block crosses no chunk's end.
+    """
     random = np.random.default_rng(0)
-    largest = min(MAX_BLOCK, target.max_context_tokens - 1)
-    cache = target.new_cache(min(target.max_context_tokens, CONTEXT_TOKENS + largest))
+    largest, context = min(MAX_BLOCK, target.max_context_tokens - 1), target.max_context_tokens
+    fits = context >= CONTEXT_TOKENS + largest
+    cache = target.new_cache(CONTEXT_TOKENS + largest if fits else min(context, CHUNK_ROWS))
     ids = random.integers(0, target.spec.vocab_size, cache.max_context_tokens).tolist()
     while len(ids) - cache.length > largest:
         target.append(cache, ids[cache.length : cache.length + min(cache.room, len(ids) - cache.length - largest)])

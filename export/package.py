@@ -20,7 +20,7 @@ from .weights import Weights, open_drafter, open_target
 
 OURS = re.compile(  # paths that an export writes, so that --force deletes nothing else
     r"manifest\.json(\.tmp)?|tokenizer\.json|chat_template\.jinja|embeddings/\w+(\.scales)?\.bin|onnx/\w+\.onnx(\.data)?"
-    r"|executorch/\w+\.pte|executorch/\.constants-.*|cache/.*"
+    r"|executorch/\w+\.pte|executorch/\.constants-.*|cache/\w+-[0-9a-f]{16}-[0-9a-f]{16}\.packed(\.json)?(\.\w+)?"
 )
 TOOLS = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "tokenizers", "safetensors")
 EXTRA_TOOLS = {"executorch"}

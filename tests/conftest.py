@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from runtime_py.text import Text
+
 from .pairs import TINY, PairShape, write_pair
+from .texts import GEMMA, text_of, tiny_text
 
 BACKENDS = ("onnx", "executorch")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """One thread for all: workers share the cores, and sums keep their order."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
@@ -62,3 +60,14 @@ def bundle_of(pair_of, made_once):
         return made_once(f"bundle {shape} {recipe} {backend}", export)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Text:
+    return tiny_text()
+
+
+@pytest.fixture(scope="session")
+def gemma() -> Text:
+    """For tests marked with texts.needs_gemma."""
+    return text_of(GEMMA, 262144)

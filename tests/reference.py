@@ -28,6 +28,8 @@ from runtime_py import manifest as contract
 from runtime_py.cache import KVCache
 from runtime_py.drafting import DraftPolicy
 from runtime_py.graph import Graph, load_graph
+from runtime_py.loading import Pair
+from runtime_py.loading import load as load_pair
 from runtime_py.manifest import FULL, SLIDING, TokensSpec
 from runtime_py.measure import draft_statistics
 from runtime_py.models import CrossDecoder, Drafter, SelfDecoder, Target
@@ -282,6 +284,12 @@ def file_models(bundle: Path) -> Models:
     threads = THREADS[backend]
     graphs = {name: load_graph(bundle, manifest, name, backend, threads) for name in contract.GRAPHS}
     return build(manifest, bundle, graphs, backend)
+
+
+def load_tiny(bundle: Path, draft_tokens: int | None, drafter: str = "auto") -> Pair:
+    """A bundle of one backend, with that backend's number of threads."""
+    (backend,) = contract.load(bundle).backends
+    return load_pair(bundle, THREADS[backend], draft_tokens, backend=backend, drafter=drafter)
 
 
 def prompts_of(bundle: Path, count: int) -> list[list[int]]:

@@ -104,6 +104,13 @@ def test_check_passes(bundle_of, recipe, capsys):
         assert lines[-1].endswith("every row has the same bits alone and in blocks (manifest: true)")
 
 
+@pytest.mark.parametrize("context", [17, 130, 176])
+def test_check_passes_where_the_context_ends_near_the_first_chunk(bundle_of, context, capsys):
+    shape = dataclasses.replace(SHAPE, context=context)
+    assert export_main(["check", str(bundle_of(shape))]) == 0
+    assert "every row has the same bits" in capsys.readouterr().out
+
+
 # An export that does not finish, and folders that it must not touch.
 
 KILLED = """
@@ -156,7 +163,9 @@ def test_an_existing_bundle_is_replaced_only_by_force(pair_of, bundle, capsys):
     assert [path for path in bundle.rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "onnx/my_model.bin", "embeddings/sub/table.bin", "onnx/.hidden"])
+@pytest.mark.parametrize(
+    "name", ["notes.txt", "cache/notes.txt", "onnx/my_model.bin", "embeddings/sub/table.bin", "onnx/.hidden"]
+)
 def test_a_folder_with_other_files_is_never_replaced(pair_of, bundle, name, capsys):
     (bundle / name).parent.mkdir(exist_ok=True)
     (bundle / name).write_text("dear")

@@ -1,28 +1,31 @@
 """The chat of the command line: piped lines in, replies out, commands, an interrupt, and what goes to the history."""
 
 import io
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from runtime_py.chat import DIM, PLAIN, Chat, run
 from runtime_py.events import End, MalformedToolCall, TextDelta, ThoughtDelta, ToolCall
-from runtime_py.loading import load
 from runtime_py.sampling import GREEDY
 from runtime_py.session import Reply, Session, Settings
 
-from .test_cli import ROOT, command, copy, environment, error_of, remove  # noqa: F401  copy is a fixture
+from .command_line import ROOT, command, environment, error_of, remove
+from .conftest import BACKENDS
+from .reference import load_tiny
 
-LIMITS = ("--max-new-tokens", 60, "--temperature", 0, "--backend", "onnx", "--threads", 1)
+LIMITS = ("--max-new-tokens", 60, "--temperature", 0, "--threads", 1)
 FIRST, SECOND = "Good morrow.", "How are you?"
 
 
-@pytest.fixture(scope="module")
-def bundle(bundle_of):
-    return bundle_of("tiny")
+@pytest.fixture(scope="module", params=BACKENDS)
+def bundle(request, bundle_of):
+    return bundle_of("tiny", backend=request.param)
 
 
 def chat(bundle, text: str, *options: object) -> subprocess.CompletedProcess:
@@ -38,7 +41,7 @@ def chat(bundle, text: str, *options: object) -> subprocess.CompletedProcess:
 
 
 def api_replies(bundle, *turns: str, system: str | None = None) -> list[str]:
-    session = Session(load(bundle, threads=1, draft_tokens=0, backend="onnx"))
+    session = Session(load_tiny(bundle, draft_tokens=0))
     messages, texts = [{"role": "system", "content": system}] if system else [], []
     for turn in turns:
         messages.append({"role": "user", "content": turn})
@@ -78,7 +81,7 @@ def test_commands(bundle, tmp_path):
     assert "draft tokens auto, last reply" in stats[0] and "drafts accepted" in stats[0]
     assert "draft tokens 0, last reply" in stats[1]
     assert stats[2].startswith("[context 0 of 2048 tokens, draft tokens 4, peak ")
-    session = Session(load(bundle, threads=1, draft_tokens=0, backend="onnx"))
+    session = Session(load_tiny(bundle, draft_tokens=0))
     session.restore(path)
     assert session.pair.text.decode(session.ids).endswith(first)
 
@@ -102,7 +105,8 @@ def test_error_is_one_line_and_the_conversation_goes_on(bundle, line, message):
     assert len(errors) == 1 and message in errors[0] and "Traceback" not in result.stderr
 
 
-def test_bad_options_are_one_line(copy):  # noqa: F811
+def test_bad_options_are_one_line(bundle, tmp_path):
+    copy = Path(shutil.copytree(bundle, tmp_path / "bundle"))
     assert "max_new_tokens is 0" in error_of("chat", copy, "--max-new-tokens", 0)
     assert "temperature is -1.0" in error_of("chat", copy, "--temperature", -1)
     remove(copy / "chat_template.jinja")
@@ -110,7 +114,7 @@ def test_bad_options_are_one_line(copy):  # noqa: F811
 
 
 def test_interrupt_stops_the_reply_and_keeps_the_session(bundle, monkeypatch, capsys):
-    session = Session(load(bundle, threads=1, draft_tokens=3, backend="onnx"))
+    session = Session(load_tiny(bundle, draft_tokens=3))
     left = [5]
 
     def interrupting(ids, logits):

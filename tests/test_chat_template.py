@@ -11,7 +11,7 @@ from runtime_py.text import TEMPLATE, Text
 
 from .edits import edit_json
 from .pairs import TINY, copy_pair, write_tokenizer
-from .texts import GEMMA, NAMED, PIECES, TOKENS, VOCAB, chat_text, hf_tokenizer, needs_gemma, text_of, tiny_text
+from .texts import GEMMA, NAMED, PIECES, TOKENS, VOCAB, chat_text, hf_tokenizer, needs_gemma, text_of
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
@@ -103,16 +103,6 @@ VARIABLES = {
     "thinking off": {"enable_thinking": False},
     "documents": {"documents": [{"title": "T", "text": "t"}], "bos_token": "<eos>"},
 }
-
-
-@pytest.fixture(scope="module")
-def tiny() -> Text:
-    return tiny_text()
-
-
-@pytest.fixture(scope="module")
-def gemma() -> Text:
-    return text_of(GEMMA, 262144)
 
 
 def assert_as_in_transformers(ours: Text, tokenizer, template: str, messages: list[dict], **settings) -> None:

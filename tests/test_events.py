@@ -16,7 +16,7 @@ from runtime_py.events import (
     ToolCall,
     assistant_message,
 )
-from runtime_py.text import TEMPLATE, Text
+from runtime_py.text import TEMPLATE
 
 from .pairs import TINY, write_tokenizer
 from .texts import (
@@ -32,22 +32,11 @@ from .texts import (
     parse,
     spelled,
     text_of,
-    tiny_text,
 )
 
 SPECIAL = ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>')
 OTHERS = ("<pad>", "<bos>", "<unk>", "<|turn>", "<|think|>", "<|tool>", "<tool_response|>", "<mask>")
 PLACEHOLDERS = ("<|image|>", "<|audio|>", "<|video|>", "<|image>", "<image|>", "<|audio>", "<audio|>")
-
-
-@pytest.fixture(scope="module")
-def tiny() -> Text:
-    return tiny_text()
-
-
-@pytest.fixture(scope="module")
-def gemma() -> Text:
-    return text_of(GEMMA, 262144)
 
 
 # What is written and what comes out.

@@ -121,7 +121,7 @@ def test_recipes(recipe, expected):
 def test_one_query_head_per_kv_head_is_not_row_invariant(pair_of, query_heads, invariant):
     target, drafter = pair_of(PairShape(kv_heads=2, query_heads=query_heads))
     pair = open_target(str(target)), open_drafter(str(drafter))
-    lowered = {name: Lowered(name, "int8", 512, {}, {}) for name in RECIPES}
+    lowered = {name: Lowered(name, "int8", 512, {}, {}, []) for name in RECIPES}
     found = {
         name: summarize([TensorError("some", 8, 1, 0.1)], one, pair).row_invariant for name, one in lowered.items()
     }

@@ -16,14 +16,15 @@ import pytest
 import uvicorn
 
 from runtime_py.events import End, TextDelta, ThoughtDelta, ToolCall
-from runtime_py.loading import load
 from runtime_py.manifest import SamplingSpec
 from runtime_py.openai_api import read_request
 from runtime_py.sampling import GREEDY
 from runtime_py.serve import make_app
 from runtime_py.session import Reply, Session, Settings
 
-from .test_cli import ROOT, command, environment, error_of
+from .command_line import ROOT, command, environment, error_of
+from .conftest import BACKENDS
+from .reference import load_tiny
 
 MESSAGES, LIMITS = [{"role": "user", "content": "Good morrow."}], {"max_tokens": 40, "temperature": 0}
 WAIT_S = 60  # for a thread that never comes
@@ -47,14 +48,14 @@ def client_of(url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=WAIT_S)
 
 
-@pytest.fixture(scope="module")
-def bundle(bundle_of):
-    return bundle_of("tiny")
+@pytest.fixture(scope="module", params=BACKENDS)
+def bundle(request, bundle_of):
+    return bundle_of("tiny", backend=request.param)
 
 
 @pytest.fixture(scope="module")
 def pair(bundle):
-    return load(bundle, threads=1, draft_tokens=3, backend="onnx")
+    return load_tiny(bundle, draft_tokens=3)
 
 
 @pytest.fixture(scope="module")
@@ -315,7 +316,7 @@ def test_request_without_options_takes_the_bundles_sampling():
 
 def test_command_serves_and_ends_by_interrupt(bundle):
     process = subprocess.Popen(
-        command("serve", bundle, "--port", 0, "--threads", 1, "--backend", "onnx"),
+        command("serve", bundle, "--port", 0, "--threads", 1),
         cwd=ROOT,
         env=environment(),
         stderr=subprocess.PIPE,
@@ -327,7 +328,7 @@ def test_command_serves_and_ends_by_interrupt(bundle):
         got = client_of(address).chat.completions.create(model="tiny", messages=MESSAGES, **LIMITS)
         assert got.choices[0].message.content
         port = address.rpartition(":")[2]
-        assert "Address already in use" in error_of("serve", bundle, "--port", port, "--backend", "onnx")
+        assert "Address already in use" in error_of("serve", bundle, "--port", port)
     finally:
         process.send_signal(signal.SIGINT)
         errors = process.communicate(timeout=WAIT_S)[1]

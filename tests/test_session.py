@@ -15,12 +15,13 @@ from runtime_py import session_file
 from runtime_py.drafting import DraftPolicy
 from runtime_py.events import End, TextDelta, ThoughtDelta
 from runtime_py.loading import Pair
-from runtime_py.loading import load as load_pair
-from runtime_py.sampling import GREEDY
-from runtime_py.session import Session, SessionBusy, Settings, load
+from runtime_py.sampling import GREEDY, Sampling
+from runtime_py.session import Session, SessionBusy, Settings
 from runtime_py.stops import StopStrings
 
+from .conftest import BACKENDS
 from .doubles import EOS, TOKENS, Script, ScriptedDrafter, ScriptedTarget, cached_ids
+from .reference import load_tiny
 
 PROMPT = [2, 50, 60, 70, 80]
 TEXT = SimpleNamespace(
@@ -252,14 +253,24 @@ def test_stop_texts_are_looked_for_in_the_answer_alone():
 # With a bundle
 
 
-@pytest.fixture(scope="module")
-def bundle(bundle_of):
-    return bundle_of("tiny")
+@pytest.fixture(scope="module", params=BACKENDS)
+def bundle(request, bundle_of):
+    return bundle_of("tiny", backend=request.param)
 
 
 @pytest.fixture(scope="module")
 def pair(bundle):
-    return load_pair(bundle, threads=1, draft_tokens=3, backend="onnx")
+    return load_tiny(bundle, draft_tokens=3)
+
+
+@pytest.mark.parametrize("drafter", ["mtp", "auto"])
+def test_a_sampled_text_is_the_same_however_it_is_drafted(pair, bundle, drafter):
+    sampled = Settings(120, Sampling(True, 1.0, top_k=64, top_p=0.95, seed=7))
+    plain = Session(load_tiny(bundle, draft_tokens=0)).generate("ROMEO:", sampled)
+    for count in (1, 3, None):
+        reply = Session(load_tiny(bundle, draft_tokens=count, drafter=drafter)).generate("ROMEO:", sampled)
+        assert reply.token_ids == plain.token_ids, count
+        assert sum(one.accepted for one in reply.rounds) > 0 or count is None
 
 
 def test_rerendered_conversation_reuses_all_before_the_new_message(pair):
@@ -295,7 +306,7 @@ def test_saved_session_goes_on_where_it_was(pair, bundle, tmp_path):
     session.generate("ROMEO:", asked(200))
     session.save(path)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
-    other = load(bundle, threads=1, backend="onnx", draft_tokens=0)
+    other = Session(load_tiny(bundle, draft_tokens=0))
     other.restore(path)
     assert other.ids == session.ids
     prompt = [*session.ids, 30, 31]
@@ -311,7 +322,7 @@ def test_saved_session_of_another_bundle_or_a_damaged_one_is_refused(pair, tmp_p
     before = list(session.ids)
     others = {
         "bundle is ": dataclasses.replace(pair, manifest=dataclasses.replace(pair.manifest, name="other")),
-        "backend is onnx, not executorch": dataclasses.replace(pair, backend="executorch"),
+        f"backend is {pair.backend}, not another": dataclasses.replace(pair, backend="another"),
     }
     for message, other in others.items():
         with pytest.raises(ValueError, match=message):

@@ -27,11 +27,6 @@ def text(tmp_path_factory) -> Text:
     return text_of(folder)
 
 
-@pytest.fixture(scope="module")
-def gemma() -> Text:
-    return text_of(GEMMA, 262144)
-
-
 def stream(text: Text, bursts: list[list[int]]) -> list[str]:
     pieces = TextStream(text)
     return [*(pieces.push(tuple(ids)) for ids in bursts), pieces.flush()]

@@ -6,19 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime_py.events import End, MalformedToolCall, TextDelta, ToolCall, assistant_message
-from runtime_py.text import Text
 
-from .texts import GEMMA, ids_of, needs_gemma, parse, text_of, tiny_text
-
-
-@pytest.fixture(scope="module")
-def tiny() -> Text:
-    return tiny_text()
-
-
-@pytest.fixture(scope="module")
-def gemma() -> Text:
-    return text_of(GEMMA, 262144)
+from .texts import ids_of, needs_gemma, parse
 
 
 def arguments_text(arguments: dict) -> str:
