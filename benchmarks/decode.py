@@ -1,0 +1,216 @@
+"""What the calls of a bundle cost: python -m benchmarks.decode BUNDLE. All of a table comes from one run, in turns.
+
+A round times every call once, on every backend of the bundle; the table shows medians over the rounds and how far the
+middle half of them spreads. The keys and values of the context are random: no time depends on them.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from runtime_py import manifest as contract
+from runtime_py.cache import KVCache
+from runtime_py.graph import Graph, installed, load_graph
+from runtime_py.manifest import Manifest
+from runtime_py.models import CrossDecoder, Drafter, SelfDecoder, Target
+from runtime_py.speculative import prefill_chunks
+
+ROWS = (1, 2, 3, 4, 5, 8)
+STREAM_BYTES = 1 << 29
+
+
+class Timed:
+    """A graph that counts the seconds spent in it."""
+
+    def __init__(self, graph: Graph):
+        self._graph, self.seconds = graph, 0.0
+
+    def __call__(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        started = time.perf_counter()
+        out = self._graph(feeds)
+        self.seconds += time.perf_counter() - started
+        return out
+
+
+@dataclass(frozen=True)
+class Models:
+    """A backend of the bundle. weight_bytes: what one step of the target reads, the files of its two graphs."""
+
+    target: Target
+    drafter: Drafter
+    graphs: tuple[Timed, ...]
+    weight_bytes: int
+
+    def graph_seconds(self) -> float:
+        return sum(graph.seconds for graph in self.graphs)
+
+
+def load_models(bundle: Path, manifest: Manifest, backend: str, threads: int) -> Models:
+    def timed(name: str) -> Timed:
+        return Timed(load_graph(bundle, manifest, name, backend, threads))
+
+    own, cross, drafter = timed("self_decoder"), timed("cross_decoder"), timed("drafter")
+    target = Target(manifest, backend, SelfDecoder(manifest, own), CrossDecoder(manifest, cross), bundle)
+    files = {
+        file for name in ("self_decoder", "cross_decoder") for file in contract.graph_files(manifest, name, backend)
+    }
+    weight_bytes = sum(manifest.files[file].size_bytes for file in files)
+    return Models(target, Drafter(manifest, drafter, bundle, target), (own, cross, drafter), weight_bytes)
+
+
+def filled_cache(target: Target, manifest: Manifest, length: int) -> KVCache:
+    """A cache of random rows."""
+    cache, random = target.new_cache(length + contract.CHUNK_ROWS), np.random.default_rng(0)
+    while cache.length < length:
+        rows = min(cache.room, length - cache.length)
+        k, v = (
+            [random.normal(0, 1, (rows, x.kv_heads, x.head_dim)).astype(np.float32) for x in manifest.kv.layers]
+            for _ in "kv"
+        )
+        cache.commit(k, v, rows)
+    return cache
+
+
+def calls(models: Models, manifest: Manifest, context: int, prefills: list[int]) -> dict[str, Callable[[], object]]:
+    """name -> one call at a context"""
+    target, drafter = models.target, models.drafter
+    cache, random = filled_cache(target, manifest, context), np.random.default_rng(1)
+    ids = random.integers(3, target.spec.vocab_size, max([ROWS[-1], *prefills])).tolist()
+    state = random.normal(0, 1, (1, target.spec.hidden_size)).astype(np.float32)
+
+    def verify(rows: int) -> Callable[[], object]:
+        return lambda: target.forward(cache, ids[:rows])
+
+    def prefill(tokens: int) -> Callable[[], object]:
+        def run() -> None:
+            fresh = target.new_cache(tokens)
+            for _ in prefill_chunks(target, fresh, ids[:tokens]):
+                pass
+            target.forward(fresh, ids[fresh.length : tokens], last_row_only=True)
+
+        return run
+
+    found = {("decode" if rows == 1 else f"verify {rows}"): verify(rows) for rows in ROWS}
+    found["draft step"] = lambda: drafter.step(drafter.block_inputs(cache), ids[0], state)
+    return found | {f"prefill {tokens}": prefill(tokens) for tokens in prefills}
+
+
+def stream_bandwidth(threads: int) -> Callable[[], float]:
+    """-> a measurement of bytes a second that `threads` threads read from memory"""
+    parts = np.array_split(np.ones(STREAM_BYTES // 4, np.float32), threads)
+
+    def measure() -> float:
+        with ThreadPoolExecutor(threads) as pool:
+            started = time.perf_counter()
+            list(pool.map(lambda part: np.dot(part, part), parts))
+            return STREAM_BYTES / (time.perf_counter() - started)
+
+    return measure
+
+
+def measure(
+    all_models: dict[str, Models], manifest: Manifest, context: int, prefills: list[int], rounds: int, threads: int
+):
+    """-> {(backend, call): seconds of each round}, {(backend, call): seconds of the host}, bandwidth of each round"""
+    todo = {
+        (backend, name): call
+        for backend, models in all_models.items()
+        for name, call in calls(models, manifest, context, prefills).items()
+    }
+    for call in todo.values():
+        call()  # shapes are planned, pages are read
+    seconds, host, bandwidths = {key: [] for key in todo}, {key: [] for key in todo}, []
+    stream = stream_bandwidth(threads)
+    for _ in tqdm(range(rounds), desc=f"context {context}", unit="round", disable=None):
+        bandwidths.append(max(stream() for _ in range(3)))
+        for (backend, name), call in todo.items():
+            before, started = all_models[backend].graph_seconds(), time.perf_counter()
+            call()
+            spent = time.perf_counter() - started
+            seconds[backend, name].append(spent)
+            host[backend, name].append(spent - (all_models[backend].graph_seconds() - before))
+    return seconds, host, bandwidths
+
+
+def spread(values: list[float]) -> float:
+    """Half of the middle half's width, as a share of the median."""
+    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
+    return (high - low) / 2 / middle
+
+
+def print_table(
+    context: int, all_models: dict[str, Models], seconds: dict, host: dict, bandwidths: list[float]
+) -> None:
+    bandwidth = statistics.median(bandwidths)
+    print(f"\ncontext {context}, memory read at {bandwidth / 1e9:.1f} GB/s (±{spread(bandwidths):.0%})")
+    print(f"{'backend':10}  {'call':12}  {'ms':>8}  {'±':>4}  {'/ decode':>8}  {'tokens/s':>8}  {'host':>5}")
+    for (backend, name), values in seconds.items():
+        spent, one = statistics.median(values), statistics.median(seconds[backend, "decode"])
+        tokens = int(name.split()[-1]) if name.startswith("prefill") else 1
+        rate = f"{tokens / spent:8.1f}" if tokens > 1 or name == "decode" else ""
+        share = statistics.median(host[backend, name]) / spent
+        print(
+            f"{backend:10}  {name:12}  {spent * 1e3:8.1f}  {spread(values):4.0%}  {spent / one:8.2f}  {rate:8}  {share:5.1%}"
+        )
+    for backend, models in all_models.items():
+        limit = models.weight_bytes / bandwidth
+        one = statistics.median(seconds[backend, "decode"])
+        print(
+            f"{backend}: decode reads {models.weight_bytes / 1e6:.0f} MB of weights, {limit * 1e3:.1f} ms at that rate: "
+            f"{limit / one:.0%} of the limit"
+        )
+    if len(all_models) == 2:
+        names = [name for backend, name in seconds if backend == "onnx"]
+        ratios = (
+            f"{name} {statistics.median(seconds['onnx', name]) / statistics.median(seconds['executorch', name]):.2f}"
+            for name in names
+        )
+        print(f"onnx / executorch: {', '.join(ratios)}")
+
+
+def parser() -> argparse.ArgumentParser:
+    one = argparse.ArgumentParser(prog="python -m benchmarks.decode", description=__doc__.splitlines()[0])
+    one.add_argument("bundle", type=Path)
+    one.add_argument("--backend", choices=("onnx", "executorch", "all"), default="all")
+    one.add_argument("--contexts", type=_numbers, default=[512, 4096], metavar="N,..", help="default: 512,4096")
+    one.add_argument("--prefill", type=_numbers, default=[128, 512], metavar="N,..", help="default: 128,512")
+    one.add_argument("--rounds", type=int, default=7)
+    one.add_argument("--threads", type=int, default=os.cpu_count())
+    return one
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part]
+
+
+def main(options: argparse.Namespace) -> int:
+    try:
+        manifest = contract.load(options.bundle)
+        held = [name for name in manifest.backends if installed(name) and options.backend in (name, "all")]
+        if not held:
+            raise ValueError(f"{options.bundle}: holds {', '.join(manifest.backends)}, not {options.backend}")
+        all_models = {name: load_models(options.bundle, manifest, name, options.threads) for name in held}
+        longest = min(models.target.max_context_tokens for models in all_models.values())
+        for context in options.contexts:
+            if context > longest - contract.CHUNK_ROWS:
+                print(f"context {context}: left out, the bundle's files take {longest}", file=sys.stderr)
+                continue
+            found = measure(all_models, manifest, context, options.prefill, options.rounds, options.threads)
+            print_table(context, all_models, *found)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(parser().parse_args()))
