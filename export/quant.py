@@ -13,10 +13,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class QuantSpec:
-    """bits: 8 or 4, symmetric. group: columns that share a scale (None: the whole row); a row's last may be shorter."""
+    """bits: 8 or 4, symmetric. group: columns that share a scale (None: the whole row); a row's last may be shorter.
+    negative_scales: allowed, so that -8 can stand for a group's largest value of either sign (XNNPACK refuses them)."""
 
     bits: int
     group: int | None
+    negative_scales: bool = False
 
     def width(self, columns: int) -> int:
         return self.group or columns
@@ -43,8 +45,9 @@ class Recipe:
         return not self.whole_groups or columns % spec.width(columns) == 0
 
 
-INT8, INT4 = QuantSpec(8, 64), QuantSpec(4, 32)
+INT8, INT4 = QuantSpec(8, 64), QuantSpec(4, 32, negative_scales=True)
 INT8_ROWS = QuantSpec(8, None)  # XNNPACK has no 8-bit groups
+INT4_POSITIVE = QuantSpec(4, 32)
 TABLES = (
     ("embeddings.per_layer", QuantSpec(8, 256)),  # at Gemma's sizes one scale per (token, layer)
     ("embeddings.drafter_head", QuantSpec(8, None)),  # the host scales logits, not weights
@@ -61,7 +64,7 @@ RECIPES = {  # backend -> name
         "fp32": Recipe((), row_invariant=True),
         "int8": Recipe((*TABLES, ("*", INT8_ROWS)), row_invariant=True),
         "int4": Recipe(
-            (*TABLES, ("drafter.*", INT8_ROWS), ("*.lm_head", INT8_ROWS), ("*", INT4), ("*", INT8_ROWS)),
+            (*TABLES, ("drafter.*", INT8_ROWS), ("*.lm_head", INT8_ROWS), ("*", INT4_POSITIVE), ("*", INT8_ROWS)),
             row_invariant=True,
             whole_groups=True,
         ),
@@ -70,13 +73,41 @@ RECIPES = {  # backend -> name
 
 
 def quantize(weight: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
-    """float [O, I] -> int8 [O, I] in [-127, 127] or [-8, 7], float32 scales [O, ceil(I / group)]."""
-    top = 127 if spec.bits == 8 else 7
+    """float [O, I] -> int8 [O, I] in [-127, 127] or [-8, 7], float32 scales [O, ceil(I / group)].
+
+    At 4 bits a group takes the better of two scales: its largest value becomes 7 or -7, or it becomes -8 (llama.cpp's
+    Q4_0, so that weights trained on that lattice keep their values). Without negative scales, -8 if it is negative.
+    """
     blocks = _blocks(weight.float(), spec.width(weight.shape[1]))
-    scale = (blocks.abs().amax(-1) / top).clamp(min=1e-12).bfloat16().float()
-    lowest = -127 if spec.bits == 8 else -8
-    q = (blocks / scale[..., None]).round_().clamp_(lowest, top).to(torch.int8)
-    return q.flatten(1)[:, : weight.shape[1]].contiguous(), scale
+    high, low = blocks.amax(-1), blocks.amin(-1)
+    largest = torch.maximum(high, -low)
+    if spec.bits == 8:
+        scale = _scale(largest / 127)
+        q = _round(blocks, scale, -127, 127)
+    else:
+        signed = torch.where(high > -low, -largest, largest) if spec.negative_scales else largest
+        scale, q = _better(blocks, _scale(largest / 7), _scale(signed / 8))
+    return q.to(torch.int8).flatten(1)[:, : weight.shape[1]].contiguous(), scale
+
+
+def _better(blocks: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """-> per group the scale with the smaller squared error, and the values rounded with it"""
+    ours, theirs = (_round(blocks, scale, -8, 7) for scale in (first, second))
+    errors = [
+        (q * scale[..., None] - blocks).square_().sum(-1, keepdim=True)
+        for q, scale in ((ours, first), (theirs, second))
+    ]
+    take = errors[0] <= errors[1]
+    return torch.where(take[..., 0], first, second), torch.where(take, ours, theirs)
+
+
+def _scale(value: Tensor) -> Tensor:
+    """The nearest that bfloat16 holds, never 0"""
+    return torch.where(value.abs() < 1e-12, 1e-12, value).bfloat16().float()
+
+
+def _round(blocks: Tensor, scale: Tensor, lowest: int, highest: int) -> Tensor:
+    return (blocks / scale[..., None]).round_().clamp_(lowest, highest)
 
 
 def dequantize(q: Tensor, scale: Tensor, group: int) -> Tensor:
