@@ -1,4 +1,4 @@
-"""Command line: python -m runtime_py generate|chat|serve|info BUNDLE [...]
+"""Command line: python -m runtime_py generate|chat|serve|check|bench|info BUNDLE [...]
 
 The other modules are imported within functions, so that an interrupt while they load ends without a traceback.
 """
@@ -10,7 +10,8 @@ import signal
 import sys
 from pathlib import Path
 
-MAX_THREADS = 256
+TEMPLATE_TOKENS = 256  # room for what a template writes around a message
+THREADS_HELP = "default: one per physical core, without the slowest class"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -59,10 +60,16 @@ def _add_drafts_and_backend(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--schedule", choices=("constant", "heuristic"), help="of a number of drafts; see README")
     command.add_argument("--drafter", choices=("auto", "mtp", "ngram"), default="auto", help="who drafts; see README")
+    _add_machine(command)
+
+
+def _add_machine(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--backend", choices=("auto", "onnx", "executorch"), default="auto", help="auto: executorch, else onnx"
     )
-    command.add_argument("--threads", type=int, default=min(os.cpu_count() or 1, MAX_THREADS), metavar="N")
+    command.add_argument("--threads", type=int, metavar="N", help=THREADS_HELP)
+    command.add_argument("--context", type=int, metavar="N", help="most tokens of a text; default: the bundle's")
+    command.add_argument("--force", action="store_true", help="also where memory does not seem to suffice")
 
 
 def _add_sampling(command: argparse.ArgumentParser) -> None:
@@ -118,12 +125,12 @@ def _generate(options: argparse.Namespace) -> None:
     from .session import Session, Settings
 
     sampling = _sampling(options)
-    pair = _load(options)
-    session = Session(pair, margin_rows=0)
-    if options.prompt_ids is not None:
-        prompt = _parse_ids(options.prompt_ids)
-    else:
-        prompt = options.prompt if options.prompt is not None else _chat_ids(pair, options.chat)
+    prompt = options.prompt if options.prompt_ids is None else _parse_ids(options.prompt_ids)
+    longest = _most_tokens(options.chat if prompt is None else prompt) + options.max_new_tokens
+    pair = _load(options, longest, 0)
+    session = Session(pair, options.context, margin_rows=0)
+    if prompt is None:
+        prompt = _chat_ids(pair, options.chat)
     for event in session.stream(prompt, Settings(options.max_new_tokens, sampling)):
         if isinstance(event, TextDelta) and not options.json:
             print(event.text, end="", flush=True)
@@ -137,12 +144,12 @@ def _generate(options: argparse.Namespace) -> None:
 
 def _chat(options: argparse.Namespace) -> None:
     from .chat import Chat, run
-    from .session import Session, Settings
+    from .session import MARGIN_ROWS, Session, Settings
 
     if options.max_new_tokens is not None and options.max_new_tokens < 1:
         raise ValueError(f"max_new_tokens is {options.max_new_tokens}; it must be at least 1")
     _sampling(options)  # a wrong option ends the program before it loads
-    session = Session(_load(options))
+    session = Session(_load(options, None, MARGIN_ROWS), options.context)
     session.pair.text.render_chat([{"role": "user", "content": "a"}])  # as does a bundle without a template
     if sys.stdin.isatty() and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -151,7 +158,7 @@ def _chat(options: argparse.Namespace) -> None:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    from .session import Session
+    from .session import MARGIN_ROWS, Session
 
     try:
         from .serve import run
@@ -159,7 +166,7 @@ def _serve(options: argparse.Namespace) -> None:
         raise ValueError(f"{error.name} is not installed; serve needs pip install 'gemma4-mtp[serve]'") from None
     if not 0 <= options.port < 1 << 16:
         raise ValueError(f"--port {options.port} is outside 0..65535")
-    run(Session(_load(options)), options.host, options.port)
+    run(Session(_load(options, None, MARGIN_ROWS), options.context), options.host, options.port)
 
 
 def _sampling(options: argparse.Namespace):
@@ -178,17 +185,50 @@ def _sampling(options: argparse.Namespace):
     )
 
 
-def _load(options: argparse.Namespace):
-    """-> loading.Pair; one warning if drafts were asked for and cannot be."""
+def _load(options: argparse.Namespace, asked_tokens: int | None, margin_rows: int):
+    """-> loading.Pair; one warning if drafts were asked for and cannot be. asked_tokens: of the longest text, None for a
+    full context; with margin_rows, as for a session, they say how much memory its rows need."""
     from .loading import load
 
     draft_tokens = _checked_draft_tokens(options)
-    if not 1 <= options.threads <= MAX_THREADS:
-        raise ValueError(f"--threads {options.threads} is outside 1..{MAX_THREADS}; give at most one per core")
-    pair = load(options.bundle, options.threads, draft_tokens, options.schedule, options.backend, options.drafter)
+    threads = _checked_threads(options.threads)
+    _check_memory(options, asked_tokens, margin_rows, draft_tokens != 0 and options.drafter != "ngram")
+    pair = load(options.bundle, threads, draft_tokens, options.schedule, options.backend, options.drafter)
     if pair.off_reason and draft_tokens != 0:
         print(f"warning: drafting is off: {_one_line(pair.off_reason)}", file=sys.stderr)
     return pair
+
+
+def _checked_threads(threads: int | None) -> int:
+    from .cpus import MAX_THREADS, default_threads
+
+    if threads is None:
+        return default_threads()
+    if not 1 <= threads <= MAX_THREADS:
+        raise ValueError(f"--threads {threads} is outside 1..{MAX_THREADS}; give at most one per core")
+    return threads
+
+
+def _check_memory(options: argparse.Namespace, asked_tokens: int | None, margin_rows: int, drafts: bool) -> None:
+    """ValueError if --context is more than the bundle takes, or memory does not suffice and nothing is forced."""
+    from . import manifest as contract
+    from .loading import choose_backend
+    from .memory import available_bytes, check_fits, needs
+
+    manifest = contract.load(options.bundle)
+    backend = choose_backend(manifest, options.backend)
+    most = manifest.backends[backend].max_context_tokens
+    if options.context is not None and not 1 <= options.context <= most:
+        raise ValueError(f"--context {options.context} is outside 1..{most}, what the bundle's {backend} graphs take")
+    context = options.context or most
+    need = needs(manifest, backend, min(context, asked_tokens or context), margin_rows, drafts)
+    if not options.force:
+        check_fits(need, available_bytes())
+
+
+def _most_tokens(prompt: str | list[int]) -> int:
+    """No token of a text stands for less than a byte."""
+    return len(prompt) if isinstance(prompt, list) else len(prompt.encode(errors="replace")) + TEMPLATE_TOKENS
 
 
 def _checked_draft_tokens(options: argparse.Namespace) -> int | None:
