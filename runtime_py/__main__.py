@@ -44,6 +44,11 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--host", default="127.0.0.1", help="default: this machine alone")
     serve.add_argument("--port", type=int, default=8080, help="0 takes a free one")
     _add_drafts_and_backend(serve)
+    check = commands.add_parser("check", help="what drafting costs on this machine, and whether it pays")
+    check.add_argument("bundle", type=Path)
+    _add_machine(check)
+    check.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    check.set_defaults(draft_tokens=None, schedule=None, drafter="mtp")
     info = commands.add_parser("info", help="what a bundle holds")
     info.add_argument("bundle", type=Path)
     return top
@@ -94,7 +99,9 @@ def _draft_tokens(text: str) -> int | str:
 def main(arguments: list[str]) -> int:
     try:
         options = parser().parse_args(arguments)
-        {"generate": _generate, "chat": _chat, "serve": _serve, "info": _info}[options.command](options)
+        {"generate": _generate, "chat": _chat, "serve": _serve, "check": _check, "info": _info}[options.command](
+            options
+        )
         print(end="", flush=True)  # now, so that an error of the write is met below
         return 0
     except BrokenPipeError:  # the reader of stdout has gone
@@ -169,6 +176,19 @@ def _serve(options: argparse.Namespace) -> None:
     run(Session(_load(options, None, MARGIN_ROWS), options.context), options.host, options.port)
 
 
+def _check(options: argparse.Namespace) -> None:
+    from .probe import CONTEXT_TOKENS, as_json, lines, probe
+
+    pair = _load(options, CONTEXT_TOKENS, 0)
+    result = as_json(probe(pair.target, pair.drafter), pair.off_reason)
+    result = {"bundle": pair.manifest.name, "backend": pair.backend, "threads": options.threads, **result}
+    if options.json:
+        print(json.dumps(result, ensure_ascii=False))
+        return
+    print(f"{result['bundle']} on {result['backend']}, {result['threads']} threads")
+    print("\n".join(lines(result)))
+
+
 def _sampling(options: argparse.Namespace):
     """-> sampling.Sampling"""
     from .manifest import load
@@ -191,9 +211,9 @@ def _load(options: argparse.Namespace, asked_tokens: int | None, margin_rows: in
     from .loading import load
 
     draft_tokens = _checked_draft_tokens(options)
-    threads = _checked_threads(options.threads)
+    options.threads = _checked_threads(options.threads)
     _check_memory(options, asked_tokens, margin_rows, draft_tokens != 0 and options.drafter != "ngram")
-    pair = load(options.bundle, threads, draft_tokens, options.schedule, options.backend, options.drafter)
+    pair = load(options.bundle, options.threads, draft_tokens, options.schedule, options.backend, options.drafter)
     if pair.off_reason and draft_tokens != 0:
         print(f"warning: drafting is off: {_one_line(pair.off_reason)}", file=sys.stderr)
     return pair
