@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 TEMPLATE_TOKENS = 256  # room for what a template writes around a message
@@ -49,6 +50,17 @@ def parser() -> argparse.ArgumentParser:
     _add_machine(check)
     check.add_argument("--json", action="store_true", help="one JSON object on stdout")
     check.set_defaults(draft_tokens=None, schedule=None, drafter="mtp")
+    bench = commands.add_parser("bench", help="how fast it is with each number of drafts")
+    bench.add_argument("bundle", type=Path)
+    bench.add_argument("--prompts", type=Path, metavar="FILE", help='lines of {"kind": "..", "text": ".."}')
+    bench.add_argument("--draft-tokens", type=_modes, default="0,1,2,4,auto", metavar="0,..,auto", dest="modes")
+    bench.add_argument("--tokens", type=int, default=64, metavar="N", help="of a reply")
+    bench.add_argument("--repeats", type=int, default=3, metavar="N", help="of all prompts with all numbers of drafts")
+    bench.add_argument("--drafter", choices=("auto", "mtp", "ngram"), default="auto", help="who drafts; see README")
+    _add_machine(bench, _auto_or_number, f"or auto, which measures them; {THREADS_HELP}")
+    bench.add_argument("--html", type=Path, metavar="FILE", help="a report with plots, in one file")
+    bench.add_argument("--json", action="store_true", help="one JSON object on stdout instead of tables")
+    bench.set_defaults(draft_tokens=None, schedule=None)
     info = commands.add_parser("info", help="what a bundle holds")
     info.add_argument("bundle", type=Path)
     return top
@@ -59,7 +71,7 @@ def _add_drafts_and_backend(command: argparse.ArgumentParser) -> None:
 
     command.add_argument(
         "--draft-tokens",
-        type=_draft_tokens,
+        type=_auto_or_number,
         metavar="K",
         help=f"0 (plain) to {MAX_DRAFT_TOKENS}, or auto, the default: what is measured to be fastest",
     )
@@ -68,11 +80,11 @@ def _add_drafts_and_backend(command: argparse.ArgumentParser) -> None:
     _add_machine(command)
 
 
-def _add_machine(command: argparse.ArgumentParser) -> None:
+def _add_machine(command: argparse.ArgumentParser, threads: Callable = int, help: str = THREADS_HELP) -> None:
     command.add_argument(
         "--backend", choices=("auto", "onnx", "executorch"), default="auto", help="auto: executorch, else onnx"
     )
-    command.add_argument("--threads", type=int, metavar="N", help=THREADS_HELP)
+    command.add_argument("--threads", type=threads, metavar="N", help=help)
     command.add_argument("--context", type=int, metavar="N", help="most tokens of a text; default: the bundle's")
     command.add_argument("--force", action="store_true", help="also where memory does not seem to suffice")
 
@@ -89,19 +101,26 @@ def _add_sampling(command: argparse.ArgumentParser) -> None:
         command.add_argument(f"--{name}", type=kind, metavar="X", help=text)
 
 
-def _draft_tokens(text: str) -> int | str:
+def _auto_or_number(text: str) -> int | str:
     try:
         return text if text == "auto" else int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is neither auto nor a number") from None
 
 
+def _modes(text: str) -> list[int | str]:
+    modes = [_auto_or_number(part) for part in text.split(",")]
+    if len(set(modes)) < len(modes):
+        raise argparse.ArgumentTypeError(f"{text!r} has a number twice")
+    return modes
+
+
 def main(arguments: list[str]) -> int:
     try:
         options = parser().parse_args(arguments)
-        {"generate": _generate, "chat": _chat, "serve": _serve, "check": _check, "info": _info}[options.command](
-            options
-        )
+        {"generate": _generate, "chat": _chat, "serve": _serve, "check": _check, "bench": _bench, "info": _info}[
+            options.command
+        ](options)
         print(end="", flush=True)  # now, so that an error of the write is met below
         return 0
     except BrokenPipeError:  # the reader of stdout has gone
@@ -189,6 +208,60 @@ def _check(options: argparse.Namespace) -> None:
     print("\n".join(lines(result)))
 
 
+def _bench(options: argparse.Namespace) -> None:
+    from . import bench_report
+    from .bench import GraphTimer, Plan, measure
+    from .bench_prompts import PROMPTS, read_prompts
+
+    prompts = read_prompts(options.prompts) if options.prompts else PROMPTS
+    _check_bench(options)
+    longest = max(_most_tokens(prompt.text) for prompt in prompts) + options.tokens
+    thread_candidates = _time_threads(options, longest) if options.threads == "auto" else []
+    options.draft_tokens = 0 if options.modes == [0] else None  # the drafter need not load
+    timer = GraphTimer()
+    pair = _load(options, longest, 0, timer.wrap)
+    plan = Plan(prompts, tuple(options.modes), options.repeats, options.tokens, options.drafter, options.context)
+    result = measure(pair, timer, plan, options.threads, thread_candidates, _say)
+    if options.html:
+        options.html.write_text(bench_report.html(result), encoding="utf-8")
+    print(json.dumps(result, ensure_ascii=False) if options.json else bench_report.text(result))
+
+
+def _check_bench(options: argparse.Namespace) -> None:
+    """ValueError before minutes are spent."""
+    from .bench_report import require_matplotlib
+
+    for mode in options.modes:
+        if mode != "auto":
+            _check_count(mode)
+    if options.tokens < 2:
+        raise ValueError(f"--tokens {options.tokens} is below 2; the first of a reply counts as prefill")
+    if options.repeats < 1:
+        raise ValueError(f"--repeats {options.repeats} is below 1; 3 or more show a spread")
+    if options.html:
+        require_matplotlib()
+        if not options.html.absolute().parent.is_dir() or options.html.is_dir():
+            raise ValueError(f"--html {options.html}: no file can be made there; give one in a folder that exists")
+
+
+def _time_threads(options: argparse.Namespace, longest: int) -> list[dict]:
+    """What each number of threads costs; the fastest becomes the option's."""
+    from . import bench_threads
+    from .cpus import physical_cores
+
+    _check_memory(options, longest, 0, True)
+    counts = bench_threads.candidates(physical_cores())
+    timed = bench_threads.time_threads(options.bundle, options.backend, counts, _say)
+    options.threads = bench_threads.fastest(timed)
+    return timed
+
+
+def _say(line: str) -> None:
+    """How far a long command is, where somebody watches."""
+    if sys.stderr and sys.stderr.isatty():
+        print(line, file=sys.stderr, flush=True)
+
+
 def _sampling(options: argparse.Namespace):
     """-> sampling.Sampling"""
     from .manifest import load
@@ -205,15 +278,17 @@ def _sampling(options: argparse.Namespace):
     )
 
 
-def _load(options: argparse.Namespace, asked_tokens: int | None, margin_rows: int):
+def _load(options: argparse.Namespace, asked_tokens: int | None, margin_rows: int, wrap: Callable | None = None):
     """-> loading.Pair; one warning if drafts were asked for and cannot be. asked_tokens: of the longest text, None for a
-    full context; with margin_rows, as for a session, they say how much memory its rows need."""
+    full context; with margin_rows, as for a session, they say how much memory its rows need. wrap: as graph.Wrap."""
+    from .graph import unwrapped
     from .loading import load
 
     draft_tokens = _checked_draft_tokens(options)
     options.threads = _checked_threads(options.threads)
     _check_memory(options, asked_tokens, margin_rows, draft_tokens != 0 and options.drafter != "ngram")
-    pair = load(options.bundle, options.threads, draft_tokens, options.schedule, options.backend, options.drafter)
+    drafts = (draft_tokens, options.schedule, options.backend, options.drafter)
+    pair = load(options.bundle, options.threads, *drafts, wrap or unwrapped)
     if pair.off_reason and draft_tokens != 0:
         print(f"warning: drafting is off: {_one_line(pair.off_reason)}", file=sys.stderr)
     return pair
@@ -253,16 +328,21 @@ def _most_tokens(prompt: str | list[int]) -> int:
 
 def _checked_draft_tokens(options: argparse.Namespace) -> int | None:
     """None: chosen while running, or the drafter's own number where there is a schedule."""
-    from .costs import MAX_DRAFT_TOKENS
-
     count = options.draft_tokens
     if count == "auto":
         if options.schedule:
             raise ValueError(f"--schedule {options.schedule} needs a number of --draft-tokens; auto has no schedule")
         return None
-    if count is not None and not 0 <= count <= MAX_DRAFT_TOKENS:
-        raise ValueError(f"--draft-tokens {count} is outside 0..{MAX_DRAFT_TOKENS}; 0 decodes without drafts")
+    if count is not None:
+        _check_count(count)
     return count
+
+
+def _check_count(count: int) -> None:
+    from .costs import MAX_DRAFT_TOKENS
+
+    if not 0 <= count <= MAX_DRAFT_TOKENS:
+        raise ValueError(f"--draft-tokens {count} is outside 0..{MAX_DRAFT_TOKENS}; 0 decodes without drafts")
 
 
 def _chat_ids(pair, message: str) -> list[int]:

@@ -62,7 +62,7 @@ def test_available_memory(tmp_path):
     assert available_bytes(tmp_path / "meminfo") is None
 
 
-COMMANDS = {"generate": ["--prompt", "a", "--max-new-tokens", 2], "chat": [], "serve": [], "check": []}
+COMMANDS = {"generate": ["--prompt", "a", "--max-new-tokens", 2], "chat": [], "serve": [], "check": [], "bench": []}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
