@@ -95,7 +95,7 @@ def measure(
     modes = (0,) if pair.off_reason else plan.modes
     say("costs of a verify and a draft")
     costs = probe.as_json(probe.probe(pair.target, pair.drafter), pair.off_reason)
-    runs, off_reason = run_all(session, timer, prompts, modes, plan.repeats, plan.tokens, plan.drafter, say)
+    runs, off_reasons = run_all(session, timer, prompts, modes, plan.repeats, plan.tokens, plan.drafter, say)
     kinds = [prompt.kind for prompt in plan.prompts]
     lengths = [len(ids) for ids in prompts]
     summaries = summarize(runs, modes, kinds)
@@ -114,19 +114,22 @@ def measure(
         "prompt_tokens": [min(lengths), max(lengths)],
         "prompts_by_kind": {kind: kinds.count(kind) for kind in kinds},
         "modes": summaries,
-        "auto_off_reason": off_reason,
+        "auto_off_reasons": off_reasons,
         "off_reason": pair.off_reason,
         "differing_texts": (differing := differing_texts(runs)),
         "memory": memory_of(pair.manifest, pair.backend, longest),
         "probe": costs,
-        "notes": notes(summaries, pair.off_reason, off_reason, differing, costs["busy"], thread_candidates),
+        "notes": notes(
+            summaries, plan.repeats, pair.off_reason, off_reasons, differing, costs["busy"], thread_candidates
+        ),
     }
 
 
 def notes(
     summaries: Sequence[dict],
+    repeats: int,
     off_reason: str | None,
-    auto_off_reason: str | None,
+    auto_off_reasons: Sequence[str],
     differing: int,
     busy: bool,
     thread_candidates: Sequence[dict],
@@ -136,7 +139,8 @@ def notes(
     by = modes[AUTO]["per_drafter"] if AUTO in modes else {}
     told = {
         f"drafting is off: {off_reason}": off_reason,
-        f"auto drafts nothing of the bundle's drafter at the end: {auto_off_reason}": auto_off_reason,
+        f"auto drafted nothing of the bundle's drafter at the end of {len(auto_off_reasons)} of {repeats} repeats: "
+        + "; ".join(auto_off_reasons[-1:]): auto_off_reasons,
         "the text is the same with every number of drafts": not differing and len(modes) > 1,
         f"{differing} prompts have other texts with other numbers of drafts; speeds compare unlike texts": differing,
         f"{WARM_UP_TOKENS} tokens with every number of drafts warm up and are not counted": True,
@@ -151,7 +155,9 @@ def notes(
         "first token ms is over all prompts and repeats": True,
         "target and drafter are the time in their graphs, host all else: embedding rows, masks, the drafter's head, "
         "sampling, the cache; prefill and decode together": True,
-        "the fastest of the threads tried decodes one token in the least time": thread_candidates,
+        "threads tried: "
+        + ", ".join(f"{entry['threads']} ({entry['decode_s'] * 1e3:.3f} ms a token)" for entry in thread_candidates)
+        + "; the fastest was taken": thread_candidates,
         BUSY_NOTE.removeprefix("note: "): busy,
     }
     return [note for note, holds in told.items() if holds]
@@ -182,12 +188,12 @@ def run_all(
     tokens: int,
     drafter: str,
     say: Callable[[str], None] = lambda line: None,
-) -> tuple[list[Run], str | None]:
-    """-> all runs but the warm-up, and why auto drafted nothing of the bundle's drafter at its end."""
+) -> tuple[list[Run], list[str]]:
+    """-> all runs but the warm-up, and why auto drafted nothing of the bundle's drafter at the end of a repeat."""
     for mode in modes:
         session.policy = policy_of(session.pair, mode, drafter)
         _run(session, timer, mode, 0, prompts[0], -1, min(tokens, WARM_UP_TOKENS))
-    runs, off_reason = [], None
+    runs, off_reasons = [], []
     for repeat in range(repeats):
         say(f"repeat {repeat + 1} of {repeats}")
         policies = {mode: policy_of(session.pair, mode, drafter) for mode in modes}  # auto learns anew
@@ -196,8 +202,9 @@ def run_all(
                 session.policy = policies[mode]
                 runs.append(_run(session, timer, mode, i, ids, repeat, tokens))
         last = policies.get(AUTO)
-        off_reason = last.off_reason() if isinstance(last, AutoPolicy) else None
-    return runs, off_reason
+        if isinstance(last, AutoPolicy) and (reason := last.off_reason()):
+            off_reasons.append(reason)
+    return runs, off_reasons
 
 
 def rotated(modes: Sequence[Mode], turn: int) -> list[Mode]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
+from . import probe
 from .bench import LEAST_DRAFTED
 
 MIB = 1 << 20
@@ -38,6 +39,8 @@ def text(result: dict) -> str:
                 ),
             ]
         ),
+        "",
+        *probe.lines(result["probe"]),
         "",
         *(f"- {note}" for note in result["notes"]),
     ]

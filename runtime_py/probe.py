@@ -172,7 +172,8 @@ def verdict(costs: dict[int, float], usual: float = FIRST_CHANCE) -> str:
 
 
 def as_json(result: Probe, off_reason: str | None) -> dict:
-    """All that was measured, the ratios and the verdict. off_reason: why there is no drafter."""
+    """All that was measured, the ratios and the verdict. off_reason: why nothing is drafted; without it and without a
+    drafter the verdict is on drafts that cost nothing, by lookup."""
     return {
         **asdict(result),
         "busy": result.busy,
@@ -183,7 +184,7 @@ def as_json(result: Probe, off_reason: str | None) -> dict:
         "needed_acceptance": {
             str(count): needed_acceptance(count, cost) for count, cost in result.costs().items() if count
         },
-        "verdict": verdict(result.costs()) if result.draft_s else f"drafting is off: {off_reason}",
+        "verdict": f"drafting is off: {off_reason}" if off_reason else verdict(result.costs()),
     }
 
 

@@ -121,7 +121,7 @@ def session_of(script: Script) -> Session:
 def test_modes_take_turns_and_write_one_text():
     session = session_of(Script())
     prompts = [[2, 50, 60], [2, 70, 80, 90]]
-    runs, off_reason = run_all(session, GraphTimer(), prompts, (0, 2, "auto"), 2, 12, "auto")
+    runs, off_reasons = run_all(session, GraphTimer(), prompts, (0, 2, "auto"), 2, 12, "auto")
     assert [(entry.repeat, entry.prompt, entry.mode) for entry in runs] == [
         *((0, 0, 0), (0, 0, 2), (0, 0, "auto"), (0, 1, 2), (0, 1, "auto"), (0, 1, 0)),
         *((1, 0, 2), (1, 0, "auto"), (1, 0, 0), (1, 1, "auto"), (1, 1, 0), (1, 1, 2)),
@@ -131,9 +131,17 @@ def test_modes_take_turns_and_write_one_text():
         assert entry.prompt_tokens == len(prompts[entry.prompt]) and entry.prefill_s > 0
         drafted = {round_.drafted for round_ in entry.rounds}
         assert drafted == {0} if entry.mode == 0 else drafted <= {0, 1, 2} and 2 in drafted if entry.mode == 2 else True
-    assert off_reason is None or off_reason.startswith("drafting ")
+    assert len(off_reasons) <= 2 and all(reason.startswith("drafting ") for reason in off_reasons)
     counts = Counter(len(entry.rounds) for entry in runs if entry.mode == 0)
     assert counts == {12: 4}  # nothing of an earlier run was reused
+
+
+@pytest.mark.parametrize("auto", [True, False])
+def test_reasons_of_auto_are_those_of_each_repeat(monkeypatch, auto):
+    reasons = iter(["drafting does not pay: 1", None, "drafting does not pay: 3"])
+    monkeypatch.setattr("runtime_py.drafting.AutoPolicy.off_reason", lambda policy: next(reasons))
+    _, found = run_all(session_of(Script()), GraphTimer(), [[2, 50]], ("auto" if auto else 1,), 3, 4, "auto")
+    assert found == (["drafting does not pay: 1", "drafting does not pay: 3"] if auto else [])
 
 
 def test_each_mode_is_first_as_often():
@@ -258,6 +266,7 @@ def test_text_has_the_numbers_of_the_json(result):
         shown = f"{rate['median']:.1f} ({rate['lowest']:.1f} to {rate['highest']:.1f})"
         assert shown in rows[str(mode["draft_tokens"])]
     assert "- the text is the same with every number of drafts" in lines
+    assert f"verdict: {result['probe']['verdict']}" in lines
 
 
 def test_drafting_that_is_off_says_why(bundle_of, asked, tmp_path):
@@ -272,15 +281,19 @@ def test_drafting_that_is_off_says_why(bundle_of, asked, tmp_path):
 
 
 def test_notes_say_what_holds(result):
-    said = notes(result["modes"], None, "drafting does not pay: verify", 2, True, [{"threads": 1}])
-    assert "auto drafts nothing of the bundle's drafter at the end: drafting does not pay: verify" in said
+    timed = [{"threads": 1, "decode_s": 0.002, "verify_s": 0.003}, {"threads": 2, "decode_s": 0.001, "verify_s": None}]
+    said = notes(result["modes"], 3, None, ["seems to pay", "drafting does not pay: verify"], 2, True, timed)
+    assert (
+        "auto drafted nothing of the bundle's drafter at the end of 2 of 3 repeats: drafting does not pay: verify"
+        in said
+    )
     assert any(note.startswith("2 prompts have other texts") for note in said)
     assert any("measure again when it is idle" in note for note in said)
-    assert any(note.startswith("the fastest of the threads") for note in said)
+    assert "threads tried: 1 (2.000 ms a token), 2 (1.000 ms a token); the fastest was taken" in said
     assert any(
         re.search(r"it had \d+ of \d+ drafts by mtp accepted and \d+ of \d+ drafts by ngram", note) for note in said
     )
-    quiet = notes(result["modes"][:1], None, None, 0, False, [])
+    quiet = notes(result["modes"][:1], 3, None, [], 0, False, [])
     assert not any("auto" in note or "the text is the same" in note or "idle" in note for note in quiet)
 
 
@@ -301,6 +314,7 @@ def test_threads_auto_measures_all_and_says_which_is_fastest(bundle_of, asked, c
     got = json.loads(capsys.readouterr().out)
     assert (checked, got["threads"]) == ([1, 2, 3], 1)
     assert [entry["threads"] for entry in got["thread_candidates"]] == [1, 2, 3]
+    assert "1 (fastest)" in html_report(got) and "2 (fastest)" not in html_report(got)
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,8 @@ def test_verdict_follows_from_the_costs(costs, line):
 def test_without_a_drafter_the_verdict_says_why():
     told = as_json(measured(lambda rows: 1.0), "file is missing")
     assert (told["verdict"], told["draft_s"]) == ("drafting is off: file is missing", None)
+    lookup = as_json(measured(lambda rows: 1.0), None)
+    assert lookup["verdict"].startswith("drafting pays here: at K = 16 from an acceptance of 0.00 on")
     assert lines(told)[-1] == "verdict: drafting is off: file is missing"
 
 
