@@ -1,7 +1,6 @@
 """Verify a bundle: hashes, graph contracts, pair rules, and row invariance measured by running it."""
 
 import itertools
-import os
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ from google.protobuf.message import DecodeError
 
 from runtime_py import manifest as contract
 from runtime_py.cache import KVCache
+from runtime_py.cpus import default_threads
 from runtime_py.embeddings import map_array
 from runtime_py.loading import load
 from runtime_py.manifest import CHUNK_ROWS, Manifest
@@ -115,7 +115,7 @@ def _check_centroid_head(bundle: Path, manifest: Manifest) -> None:
 
 def _check_run(bundle: Path, manifest: Manifest, backend: str) -> None:
     """Load the bundle and hold its row invariance against what the manifest states."""
-    pair = load(bundle, threads=os.cpu_count() or 1, backend=backend)
+    pair = load(bundle, threads=default_threads(), backend=backend)
     if pair.off_reason:
         raise ValueError(f"drafter does not load: {pair.off_reason}")
     broken = _blocks_that_differ(pair.target)

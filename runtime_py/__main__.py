@@ -1,4 +1,4 @@
-"""Command line: python -m runtime_py generate|chat|serve|info BUNDLE [...]
+"""Command line: python -m runtime_py generate|chat|serve|check|bench|info BUNDLE [...]
 
 The other modules are imported within functions, so that an interrupt while they load ends without a traceback.
 """
@@ -8,9 +8,11 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-MAX_THREADS = 256
+TEMPLATE_TOKENS = 256  # room for what a template writes around a message
+THREADS_HELP = "default: one per physical core, without the slowest class"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -43,6 +45,22 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--host", default="127.0.0.1", help="default: this machine alone")
     serve.add_argument("--port", type=int, default=8080, help="0 takes a free one")
     _add_drafts_and_backend(serve)
+    check = commands.add_parser("check", help="what drafting costs on this machine, and whether it pays")
+    check.add_argument("bundle", type=Path)
+    _add_machine(check)
+    check.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    check.set_defaults(draft_tokens=None, schedule=None, drafter="mtp")
+    bench = commands.add_parser("bench", help="how fast it is with each number of drafts")
+    bench.add_argument("bundle", type=Path)
+    bench.add_argument("--prompts", type=Path, metavar="FILE", help='lines of {"kind": "..", "text": ".."}')
+    bench.add_argument("--draft-tokens", type=_modes, default="0,1,2,4,auto", metavar="0,..,auto", dest="modes")
+    bench.add_argument("--tokens", type=int, default=64, metavar="N", help="of a reply")
+    bench.add_argument("--repeats", type=int, default=3, metavar="N", help="of all prompts with all numbers of drafts")
+    bench.add_argument("--drafter", choices=("auto", "mtp", "ngram"), default="auto", help="who drafts; see README")
+    _add_machine(bench, _auto_or_number, f"or auto, which measures them; {THREADS_HELP}")
+    bench.add_argument("--html", type=Path, metavar="FILE", help="a report with plots, in one file")
+    bench.add_argument("--json", action="store_true", help="one JSON object on stdout instead of tables")
+    bench.set_defaults(draft_tokens=None, schedule=None)
     info = commands.add_parser("info", help="what a bundle holds")
     info.add_argument("bundle", type=Path)
     return top
@@ -53,16 +71,22 @@ def _add_drafts_and_backend(command: argparse.ArgumentParser) -> None:
 
     command.add_argument(
         "--draft-tokens",
-        type=_draft_tokens,
+        type=_auto_or_number,
         metavar="K",
         help=f"0 (plain) to {MAX_DRAFT_TOKENS}, or auto, the default: what is measured to be fastest",
     )
     command.add_argument("--schedule", choices=("constant", "heuristic"), help="of a number of drafts; see README")
     command.add_argument("--drafter", choices=("auto", "mtp", "ngram"), default="auto", help="who drafts; see README")
+    _add_machine(command)
+
+
+def _add_machine(command: argparse.ArgumentParser, threads: Callable = int, help: str = THREADS_HELP) -> None:
     command.add_argument(
         "--backend", choices=("auto", "onnx", "executorch"), default="auto", help="auto: executorch, else onnx"
     )
-    command.add_argument("--threads", type=int, default=min(os.cpu_count() or 1, MAX_THREADS), metavar="N")
+    command.add_argument("--threads", type=threads, metavar="N", help=help)
+    command.add_argument("--context", type=int, metavar="N", help="most tokens of a text; default: the bundle's")
+    command.add_argument("--force", action="store_true", help="also where memory does not seem to suffice")
 
 
 def _add_sampling(command: argparse.ArgumentParser) -> None:
@@ -77,17 +101,26 @@ def _add_sampling(command: argparse.ArgumentParser) -> None:
         command.add_argument(f"--{name}", type=kind, metavar="X", help=text)
 
 
-def _draft_tokens(text: str) -> int | str:
+def _auto_or_number(text: str) -> int | str:
     try:
         return text if text == "auto" else int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is neither auto nor a number") from None
 
 
+def _modes(text: str) -> list[int | str]:
+    modes = [_auto_or_number(part) for part in text.split(",")]
+    if len(set(modes)) < len(modes):
+        raise argparse.ArgumentTypeError(f"{text!r} has a number twice")
+    return modes
+
+
 def main(arguments: list[str]) -> int:
     try:
         options = parser().parse_args(arguments)
-        {"generate": _generate, "chat": _chat, "serve": _serve, "info": _info}[options.command](options)
+        {"generate": _generate, "chat": _chat, "serve": _serve, "check": _check, "bench": _bench, "info": _info}[
+            options.command
+        ](options)
         print(end="", flush=True)  # now, so that an error of the write is met below
         return 0
     except BrokenPipeError:  # the reader of stdout has gone
@@ -118,12 +151,12 @@ def _generate(options: argparse.Namespace) -> None:
     from .session import Session, Settings
 
     sampling = _sampling(options)
-    pair = _load(options)
-    session = Session(pair, margin_rows=0)
-    if options.prompt_ids is not None:
-        prompt = _parse_ids(options.prompt_ids)
-    else:
-        prompt = options.prompt if options.prompt is not None else _chat_ids(pair, options.chat)
+    prompt = options.prompt if options.prompt_ids is None else _parse_ids(options.prompt_ids)
+    longest = _most_tokens(options.chat if prompt is None else prompt) + options.max_new_tokens
+    pair = _load(options, longest, 0)
+    session = Session(pair, options.context, margin_rows=0)
+    if prompt is None:
+        prompt = _chat_ids(pair, options.chat)
     for event in session.stream(prompt, Settings(options.max_new_tokens, sampling)):
         if isinstance(event, TextDelta) and not options.json:
             print(event.text, end="", flush=True)
@@ -137,12 +170,12 @@ def _generate(options: argparse.Namespace) -> None:
 
 def _chat(options: argparse.Namespace) -> None:
     from .chat import Chat, run
-    from .session import Session, Settings
+    from .session import MARGIN_ROWS, Session, Settings
 
     if options.max_new_tokens is not None and options.max_new_tokens < 1:
         raise ValueError(f"max_new_tokens is {options.max_new_tokens}; it must be at least 1")
     _sampling(options)  # a wrong option ends the program before it loads
-    session = Session(_load(options))
+    session = Session(_load(options, None, MARGIN_ROWS), options.context)
     session.pair.text.render_chat([{"role": "user", "content": "a"}])  # as does a bundle without a template
     if sys.stdin.isatty() and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -151,7 +184,7 @@ def _chat(options: argparse.Namespace) -> None:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    from .session import Session
+    from .session import MARGIN_ROWS, Session
 
     try:
         from .serve import run
@@ -159,7 +192,74 @@ def _serve(options: argparse.Namespace) -> None:
         raise ValueError(f"{error.name} is not installed; serve needs pip install 'gemma4-mtp[serve]'") from None
     if not 0 <= options.port < 1 << 16:
         raise ValueError(f"--port {options.port} is outside 0..65535")
-    run(Session(_load(options)), options.host, options.port)
+    run(Session(_load(options, None, MARGIN_ROWS), options.context), options.host, options.port)
+
+
+def _check(options: argparse.Namespace) -> None:
+    from .probe import CONTEXT_TOKENS, as_json, lines, probe
+
+    pair = _load(options, CONTEXT_TOKENS, 0)
+    result = as_json(probe(pair.target, pair.drafter), pair.off_reason)
+    result = {"bundle": pair.manifest.name, "backend": pair.backend, "threads": options.threads, **result}
+    if options.json:
+        print(json.dumps(result, ensure_ascii=False))
+        return
+    print(f"{result['bundle']} on {result['backend']}, {result['threads']} threads")
+    print("\n".join(lines(result)))
+
+
+def _bench(options: argparse.Namespace) -> None:
+    from . import bench_report
+    from .bench import GraphTimer, Plan, measure
+    from .bench_prompts import PROMPTS, read_prompts
+
+    prompts = read_prompts(options.prompts) if options.prompts else PROMPTS
+    _check_bench(options)
+    longest = max(_most_tokens(prompt.text) for prompt in prompts) + options.tokens
+    thread_candidates = _time_threads(options, longest) if options.threads == "auto" else []
+    options.draft_tokens = 0 if options.modes == [0] else None  # the drafter need not load
+    timer = GraphTimer()
+    pair = _load(options, longest, 0, timer.wrap)
+    plan = Plan(prompts, tuple(options.modes), options.repeats, options.tokens, options.drafter, options.context)
+    result = measure(pair, timer, plan, options.threads, thread_candidates, _say)
+    if options.html:
+        options.html.write_text(bench_report.html(result), encoding="utf-8")
+    print(json.dumps(result, ensure_ascii=False) if options.json else bench_report.text(result))
+
+
+def _check_bench(options: argparse.Namespace) -> None:
+    """ValueError before minutes are spent."""
+    from .bench_report import require_matplotlib
+
+    for mode in options.modes:
+        if mode != "auto":
+            _check_count(mode)
+    if options.tokens < 2:
+        raise ValueError(f"--tokens {options.tokens} is below 2; the first of a reply counts as prefill")
+    if options.repeats < 1:
+        raise ValueError(f"--repeats {options.repeats} is below 1; 3 or more show a spread")
+    if options.html:
+        require_matplotlib()
+        if not options.html.absolute().parent.is_dir() or options.html.is_dir():
+            raise ValueError(f"--html {options.html}: no file can be made there; give one in a folder that exists")
+
+
+def _time_threads(options: argparse.Namespace, longest: int) -> list[dict]:
+    """What each number of threads costs; the fastest becomes the option's."""
+    from . import bench_threads
+    from .cpus import physical_cores
+
+    _check_memory(options, longest, 0, True)
+    counts = bench_threads.candidates(physical_cores())
+    timed = bench_threads.time_threads(options.bundle, options.backend, counts, _say)
+    options.threads = bench_threads.fastest(timed)
+    return timed
+
+
+def _say(line: str) -> None:
+    """How far a long command is, where somebody watches."""
+    if sys.stderr and sys.stderr.isatty():
+        print(line, file=sys.stderr, flush=True)
 
 
 def _sampling(options: argparse.Namespace):
@@ -178,31 +278,71 @@ def _sampling(options: argparse.Namespace):
     )
 
 
-def _load(options: argparse.Namespace):
-    """-> loading.Pair; one warning if drafts were asked for and cannot be."""
+def _load(options: argparse.Namespace, asked_tokens: int | None, margin_rows: int, wrap: Callable | None = None):
+    """-> loading.Pair; one warning if drafts were asked for and cannot be. asked_tokens: of the longest text, None for a
+    full context; with margin_rows, as for a session, they say how much memory its rows need. wrap: as graph.Wrap."""
+    from .graph import unwrapped
     from .loading import load
 
     draft_tokens = _checked_draft_tokens(options)
-    if not 1 <= options.threads <= MAX_THREADS:
-        raise ValueError(f"--threads {options.threads} is outside 1..{MAX_THREADS}; give at most one per core")
-    pair = load(options.bundle, options.threads, draft_tokens, options.schedule, options.backend, options.drafter)
+    options.threads = _checked_threads(options.threads)
+    _check_memory(options, asked_tokens, margin_rows, draft_tokens != 0 and options.drafter != "ngram")
+    drafts = (draft_tokens, options.schedule, options.backend, options.drafter)
+    pair = load(options.bundle, options.threads, *drafts, wrap or unwrapped)
     if pair.off_reason and draft_tokens != 0:
         print(f"warning: drafting is off: {_one_line(pair.off_reason)}", file=sys.stderr)
     return pair
 
 
+def _checked_threads(threads: int | None) -> int:
+    from .cpus import MAX_THREADS, default_threads
+
+    if threads is None:
+        return default_threads()
+    if not 1 <= threads <= MAX_THREADS:
+        raise ValueError(f"--threads {threads} is outside 1..{MAX_THREADS}; give at most one per core")
+    return threads
+
+
+def _check_memory(options: argparse.Namespace, asked_tokens: int | None, margin_rows: int, drafts: bool) -> None:
+    """ValueError if --context is more than the bundle takes, or memory does not suffice and nothing is forced."""
+    from . import manifest as contract
+    from .loading import choose_backend
+    from .memory import available_bytes, check_fits, needs
+
+    manifest = contract.load(options.bundle)
+    backend = choose_backend(manifest, options.backend)
+    most = manifest.backends[backend].max_context_tokens
+    if options.context is not None and not 1 <= options.context <= most:
+        raise ValueError(f"--context {options.context} is outside 1..{most}, what the bundle's {backend} graphs take")
+    context = options.context or most
+    need = needs(manifest, backend, min(context, asked_tokens or context), margin_rows, drafts)
+    if not options.force:
+        check_fits(need, available_bytes())
+
+
+def _most_tokens(prompt: str | list[int]) -> int:
+    """No token of a text stands for less than a byte."""
+    return len(prompt) if isinstance(prompt, list) else len(prompt.encode(errors="replace")) + TEMPLATE_TOKENS
+
+
 def _checked_draft_tokens(options: argparse.Namespace) -> int | None:
     """None: chosen while running, or the drafter's own number where there is a schedule."""
-    from .costs import MAX_DRAFT_TOKENS
-
     count = options.draft_tokens
     if count == "auto":
         if options.schedule:
             raise ValueError(f"--schedule {options.schedule} needs a number of --draft-tokens; auto has no schedule")
         return None
-    if count is not None and not 0 <= count <= MAX_DRAFT_TOKENS:
-        raise ValueError(f"--draft-tokens {count} is outside 0..{MAX_DRAFT_TOKENS}; 0 decodes without drafts")
+    if count is not None:
+        _check_count(count)
     return count
+
+
+def _check_count(count: int) -> None:
+    from .costs import MAX_DRAFT_TOKENS
+
+    if not 0 <= count <= MAX_DRAFT_TOKENS:
+        raise ValueError(f"--draft-tokens {count} is outside 0..{MAX_DRAFT_TOKENS}; 0 decodes without drafts")
 
 
 def _chat_ids(pair, message: str) -> list[int]:

@@ -1,6 +1,7 @@
 """What a backend gives: a loaded graph, called with named float32 arrays."""
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +17,13 @@ class Graph(Protocol):
     def __call__(self, feeds: dict[str, Array]) -> dict[str, Array]:
         """Inputs by name -> outputs by name, as the graph's spec in the manifest declares them."""
         ...
+
+
+Wrap = Callable[[str, Graph], Graph]  # a loaded graph and its name -> what is called in its place
+
+
+def unwrapped(name: str, graph: Graph) -> Graph:
+    return graph
 
 
 def installed(backend: str) -> bool:

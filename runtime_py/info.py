@@ -4,6 +4,7 @@ from pathlib import Path
 
 from . import manifest as contract
 from .manifest import BackendSpec, Manifest
+from .memory import cache_bytes
 
 
 def print_info(bundle: Path) -> None:
@@ -20,7 +21,7 @@ def _model(manifest: Manifest) -> dict[str, str]:
     target, drafter, memory, sampling = manifest.target, manifest.drafter, manifest.memory, manifest.sampling
     head = f"centroid head, {drafter.centroid_head.top_k} clusters" if drafter.centroid_head else "dense head"
     size = sum(spec.size_bytes for spec in manifest.files.values())
-    kv_bytes = memory.kv_sliding_bytes + memory.kv_full_bytes_per_token * target.max_context_tokens
+    kv_bytes = cache_bytes(manifest.kv, target.max_context_tokens, 0)
     return {
         "bundle": f"{manifest.name} ({size / 1e6:.1f} MB), schema {manifest.schema_version}",
         "target": f"{target.num_layers} layers ({target.num_own_kv_layers} with their own KV), "

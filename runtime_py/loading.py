@@ -6,7 +6,7 @@ from pathlib import Path
 
 from . import manifest as contract
 from .drafting import DRAFTERS, AutoPolicy, DraftPolicy
-from .graph import installed
+from .graph import Wrap, installed, unwrapped
 from .models import Drafter, Target, load_drafter, load_target
 from .text import Text
 
@@ -34,22 +34,23 @@ def load(
     schedule: str | None = None,
     backend: str = "auto",
     drafter: str = "auto",
+    wrap: Wrap = unwrapped,
 ) -> Pair:
     """ValueError if the bundle does not load. A drafter that is missing or corrupt only turns drafting off.
 
     drafter: "mtp", "ngram" or "auto", both where the number of drafts is chosen while running. That is so without
-    draft_tokens and schedule; with a schedule alone the drafter's own number is used.
+    draft_tokens and schedule; with a schedule alone the drafter's own number is used. wrap: what becomes of each graph.
     """
     started = time.perf_counter()
     manifest = contract.load(bundle)
     backend = choose_backend(manifest, backend)
-    target = load_target(bundle, manifest, backend, threads)
+    target = load_target(bundle, manifest, backend, threads, wrap)
     policy, loaded, off_reason = choose_policy(manifest.drafter, draft_tokens, schedule, drafter), None, None
     if draft_tokens == 0:
         off_reason = "draft tokens set to 0"
     elif "mtp" in policy.drafters:
         try:
-            loaded = load_drafter(bundle, manifest, target, backend, threads)
+            loaded = load_drafter(bundle, manifest, target, backend, threads, wrap)
         except (ValueError, OSError) as error:
             policy, off_reason = DraftPolicy(0), str(error)
     text = Text(bundle, manifest)

@@ -11,7 +11,7 @@ import numpy as np
 
 from .cache import KVCache, Layout
 from .embeddings import EmbeddingTable, map_array, to_float
-from .graph import Graph, load_graph
+from .graph import Graph, Wrap, load_graph, unwrapped
 from .manifest import FULL, SLIDING, CentroidHeadSpec, Manifest, check_hashes, check_sizes, graph_files
 
 Array = np.ndarray
@@ -199,20 +199,24 @@ def rope_rows(inv_freq: dict[str, tuple[float, ...]], positions: Array) -> dict[
     return rope
 
 
-def load_target(bundle: Path, manifest: Manifest, backend: str, threads: int) -> Target:
+def load_target(bundle: Path, manifest: Manifest, backend: str, threads: int, wrap: Wrap = unwrapped) -> Target:
     """ValueError if a file is missing, has the wrong size or does not load."""
     tables = (manifest.backends[backend].token_table, manifest.target.per_layer_table)
     check_sizes(bundle, manifest, {array.file for table in tables for array in (table.data, table.scales) if array})
-    self_decoder = SelfDecoder(manifest, load_graph(bundle, manifest, "self_decoder", backend, threads))
-    cross_decoder = CrossDecoder(manifest, load_graph(bundle, manifest, "cross_decoder", backend, threads))
-    return Target(manifest, backend, self_decoder, cross_decoder, bundle)
+    first, second = (
+        wrap(name, load_graph(bundle, manifest, name, backend, threads)) for name in ("self_decoder", "cross_decoder")
+    )
+    return Target(manifest, backend, SelfDecoder(manifest, first), CrossDecoder(manifest, second), bundle)
 
 
-def load_drafter(bundle: Path, manifest: Manifest, target: Target, backend: str, threads: int) -> Drafter:
+def load_drafter(
+    bundle: Path, manifest: Manifest, target: Target, backend: str, threads: int, wrap: Wrap = unwrapped
+) -> Drafter:
     """ValueError if a file is missing or corrupt: a drafter is small, and a wrong one would only be slow, so its hashes
     are verified."""
     check_hashes(bundle, manifest, drafter_files(manifest, backend))
-    return Drafter(manifest, load_graph(bundle, manifest, "drafter", backend, threads), bundle, target)
+    graph = wrap("drafter", load_graph(bundle, manifest, "drafter", backend, threads))
+    return Drafter(manifest, graph, bundle, target)
 
 
 def drafter_files(manifest: Manifest, backend: str) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ run again. A session is for one thread at a time, but for `cancel`.
 """
 
 import dataclasses
-import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import loading, session_file
+from .cpus import default_threads
 from .events import End, Event, EventParser, TextDelta, assistant_message
 from .loading import Pair
 from .sampling import LogitsHook, Sampling, choose_sampling
@@ -88,8 +88,8 @@ def load(
     backend: str = "auto",
     drafter: str = "auto",
 ) -> "Session":
-    """A session with a bundle; threads None: one per core; the rest as in loading.load."""
-    return Session(loading.load(Path(bundle), threads or os.cpu_count() or 1, draft_tokens, schedule, backend, drafter))
+    """A session with a bundle; threads None: as cpus.default_threads has it; the rest as in loading.load."""
+    return Session(loading.load(Path(bundle), threads or default_threads(), draft_tokens, schedule, backend, drafter))
 
 
 class Session:

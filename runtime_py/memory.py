@@ -1,0 +1,69 @@
+"""Whether a bundle fits into memory, told before it is loaded. All sizes are bytes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .manifest import FULL, SLIDING, KVSpec, Manifest, graph_files
+
+MEMINFO = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True)
+class Needs:
+    """weights: of the target's graphs; kv: of context_tokens. Embedding tables are left out: they are mapped, and only
+    rows in use become resident."""
+
+    weights_bytes: int
+    drafter_bytes: int
+    kv_bytes: int
+    context_tokens: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weights_bytes + self.drafter_bytes + self.kv_bytes
+
+
+def needs(manifest: Manifest, backend: str, context_tokens: int, margin_rows: int, drafts: bool) -> Needs:
+    """context_tokens, margin_rows as for KVCache; drafts: whether the bundle's drafter is loaded."""
+    target, drafter = (
+        sum(manifest.files[name].size_bytes for graph in graphs for name in graph_files(manifest, graph, backend))
+        for graphs in (("self_decoder", "cross_decoder"), ("drafter",))
+    )
+    if head := manifest.drafter.centroid_head:
+        drafter += head.centroids.size_bytes
+    kv_bytes = cache_bytes(manifest.kv, context_tokens, margin_rows)
+    return Needs(target, drafter if drafts else 0, kv_bytes, context_tokens)
+
+
+def cache_bytes(spec: KVSpec, context_tokens: int, margin_rows: int) -> int:
+    """Keys and values of a KVCache whose context is full."""
+    whole_chunks = -(-context_tokens // spec.chunk_rows) * spec.chunk_rows
+    closed = spec.window + margin_rows if margin_rows else 0
+    rows = {FULL: whole_chunks, SLIDING: spec.window + spec.chunk_rows + closed}
+    total = 0
+    for layer in spec.layers:
+        donor_ring = spec.window if layer.layer == spec.donors[SLIDING] else 0
+        total += 2 * 4 * layer.kv_heads * layer.head_dim * (rows[layer.type] + donor_ring)
+    return total
+
+
+def available_bytes(meminfo: Path = MEMINFO) -> int | None:
+    """What programs can have without swapping; None where the system does not tell."""
+    try:
+        lines = meminfo.read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) * 1024 if found else None
+
+
+def check_fits(need: Needs, available: int | None) -> None:
+    """ValueError with both numbers and the remedy where it does not fit; available None: not known, nothing is said."""
+    if available is None or need.total_bytes <= available:
+        return
+    parts = {"weights": need.weights_bytes, "drafter": need.drafter_bytes, "KV": need.kv_bytes}
+    told = " + ".join(f"{name} {size / 1e6:.1f} MB" for name, size in parts.items() if size)
+    raise ValueError(
+        f"{told} ({need.context_tokens} tokens) against {available / 1e6:.1f} MB available: close other programs, give a "
+        "smaller --context, or run it all the same with --force (weights are mapped and can be paged, which is slow)"
+    )

@@ -1,0 +1,113 @@
+"""Whether a bundle fits, told before anything is loaded: the sizes are those of what is loaded then."""
+
+import dataclasses
+import json
+
+import pytest
+
+from runtime_py import manifest as contract
+from runtime_py import memory
+from runtime_py.__main__ import main
+from runtime_py.cache import KVCache
+from runtime_py.memory import Needs, available_bytes, cache_bytes, check_fits, needs
+
+from .edits import error_line
+
+MB = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def bundle(bundle_of):
+    return bundle_of("tiny")
+
+
+@pytest.mark.parametrize(("context", "margin"), [(1, 0), (128, 0), (129, 0), (2048, 0), (1000, 1024)])
+def test_rows_are_those_of_a_cache(bundle, context, margin):
+    spec = contract.load(bundle).kv
+    cache = KVCache(spec, 1, context, margin)
+    buffers = [*cache._past.values(), *cache._tail.values(), cache._donor_ring]
+    buffers += cache._closed.values() if margin else []
+    assert cache_bytes(spec, context, margin) == sum(part.nbytes for pair in buffers for part in pair)
+
+
+def test_needs_are_the_files_of_the_graphs(bundle):
+    manifest = contract.load(bundle)
+    need, plain = (needs(manifest, "onnx", 100, 0, drafts) for drafts in (True, False))
+    files = {path.name: path.stat().st_size for path in (bundle / "onnx").iterdir()}
+    target = sum(size for name, size in files.items() if "decoder" in name)
+    assert need.weights_bytes == plain.weights_bytes == target
+    centroids = (bundle / manifest.drafter.centroid_head.centroids.file).stat().st_size
+    assert need.drafter_bytes == sum(files.values()) - target + centroids > 0 == plain.drafter_bytes
+    assert need.kv_bytes == cache_bytes(manifest.kv, 100, 0) < needs(manifest, "onnx", 2000, 0, True).kv_bytes
+
+
+def test_a_byte_too_much_is_refused_with_both_numbers():
+    need = Needs(1500 * MB, 80 * MB, 420 * MB, 4096)
+    check_fits(need, 2000 * MB)
+    check_fits(need, None)
+    with pytest.raises(ValueError) as refusal:
+        check_fits(need, 2000 * MB - 1)
+    assert "weights 1500.0 MB + drafter 80.0 MB + KV 420.0 MB (4096 tokens) against 2000.0 MB available" in str(
+        refusal.value
+    )
+    with pytest.raises(ValueError, match=r"weights 1500.0 MB \+ KV"):
+        check_fits(dataclasses.replace(need, drafter_bytes=0), 1)
+
+
+def test_available_memory(tmp_path):
+    assert available_bytes(tmp_path / "nowhere") is None
+    (tmp_path / "meminfo").write_text("MemTotal:  9 kB\nMemFree:  2 kB\nMemAvailable:    5 kB\n")
+    assert available_bytes(tmp_path / "meminfo") == 5 * 1024
+    (tmp_path / "meminfo").write_text("MemTotal:  9 kB\n")
+    assert available_bytes(tmp_path / "meminfo") is None
+
+
+COMMANDS = {"generate": ["--prompt", "a", "--max-new-tokens", 2], "chat": [], "serve": [], "check": [], "bench": []}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_that_loads_refuses(bundle, monkeypatch, capsys, name):
+    monkeypatch.setattr(memory, "available_bytes", lambda: 10_000)
+    line = error_line(main, [name, bundle, *COMMANDS[name], "--backend", "onnx"], capsys)
+    assert "against 0.0 MB available: close other programs" in line and "--force" in line
+
+
+def test_force_runs_it(bundle, monkeypatch, capsys):
+    monkeypatch.setattr(memory, "available_bytes", lambda: 10_000)
+    arguments = [
+        "generate",
+        str(bundle),
+        "--prompt",
+        "a",
+        "--max-new-tokens",
+        "2",
+        "--backend",
+        "onnx",
+        "--threads",
+        "1",
+    ]
+    assert main([*arguments, "--json", "--force"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["token_ids"]) == 2
+
+
+def test_a_short_text_needs_few_rows(bundle, monkeypatch, capsys):
+    """A generation is refused for what it can touch, a conversation for the whole context."""
+    manifest = contract.load(bundle)
+    short = needs(manifest, "onnx", 512, 0, True).total_bytes
+    monkeypatch.setattr(memory, "available_bytes", lambda: short)
+    options = [str(bundle), "--backend", "onnx", "--threads", "1"]
+    assert main(["generate", *options, "--prompt", "a", "--max-new-tokens", "9"]) == 0
+    capsys.readouterr()
+    assert "(1290 tokens)" in error_line(
+        main, ["generate", *options, "--prompt", "a" * 1030, "--max-new-tokens", 4], capsys
+    )
+    assert "(2048 tokens)" in error_line(main, ["chat", *options], capsys)
+
+
+def test_context_ends_the_text_and_has_bounds(bundle, capsys):
+    options = ["generate", str(bundle), "--prompt-ids", "2,40,41", "--backend", "onnx", "--threads", "1", "--json"]
+    assert main([*options, "--context", "8"]) == 0
+    reply = json.loads(capsys.readouterr().out)
+    assert (len(reply["token_ids"]), reply["stop_reason"]) == (5, "context")
+    for context in ("0", "2049"):
+        assert f"--context {context} is outside 1..2048" in error_line(main, [*options, "--context", context], capsys)
