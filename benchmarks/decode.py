@@ -5,7 +5,6 @@ middle half of them spreads. The keys and values of the context are random: no t
 """
 
 import argparse
-import os
 import statistics
 import sys
 import time
@@ -18,27 +17,16 @@ import numpy as np
 from tqdm import tqdm
 
 from runtime_py import manifest as contract
+from runtime_py.bench import GraphTimer
 from runtime_py.cache import KVCache
-from runtime_py.graph import Graph, installed, load_graph
+from runtime_py.cpus import default_threads
+from runtime_py.graph import installed
 from runtime_py.manifest import Manifest
-from runtime_py.models import CrossDecoder, Drafter, SelfDecoder, Target
+from runtime_py.models import Drafter, Target, load_drafter, load_target
 from runtime_py.speculative import prefill_chunks
 
 ROWS = (1, 2, 3, 4, 5, 8)
 STREAM_BYTES = 1 << 29
-
-
-class Timed:
-    """A graph that counts the seconds spent in it."""
-
-    def __init__(self, graph: Graph):
-        self._graph, self.seconds = graph, 0.0
-
-    def __call__(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        started = time.perf_counter()
-        out = self._graph(feeds)
-        self.seconds += time.perf_counter() - started
-        return out
 
 
 @dataclass(frozen=True)
@@ -47,24 +35,19 @@ class Models:
 
     target: Target
     drafter: Drafter
-    graphs: tuple[Timed, ...]
+    timer: GraphTimer
     weight_bytes: int
-
-    def graph_seconds(self) -> float:
-        return sum(graph.seconds for graph in self.graphs)
 
 
 def load_models(bundle: Path, manifest: Manifest, backend: str, threads: int) -> Models:
-    def timed(name: str) -> Timed:
-        return Timed(load_graph(bundle, manifest, name, backend, threads))
-
-    own, cross, drafter = timed("self_decoder"), timed("cross_decoder"), timed("drafter")
-    target = Target(manifest, backend, SelfDecoder(manifest, own), CrossDecoder(manifest, cross), bundle)
+    timer = GraphTimer()
+    target = load_target(bundle, manifest, backend, threads, timer.wrap)
+    drafter = load_drafter(bundle, manifest, target, backend, threads, timer.wrap)
     files = {
         file for name in ("self_decoder", "cross_decoder") for file in contract.graph_files(manifest, name, backend)
     }
     weight_bytes = sum(manifest.files[file].size_bytes for file in files)
-    return Models(target, Drafter(manifest, drafter, bundle, target), (own, cross, drafter), weight_bytes)
+    return Models(target, drafter, timer, weight_bytes)
 
 
 def filled_cache(target: Target, manifest: Manifest, length: int) -> KVCache:
@@ -133,11 +116,12 @@ def measure(
     for _ in tqdm(range(rounds), desc=f"context {context}", unit="round", disable=None):
         bandwidths.append(max(stream() for _ in range(3)))
         for (backend, name), call in todo.items():
-            before, started = all_models[backend].graph_seconds(), time.perf_counter()
+            all_models[backend].timer.take()
+            started = time.perf_counter()
             call()
             spent = time.perf_counter() - started
             seconds[backend, name].append(spent)
-            host[backend, name].append(spent - (all_models[backend].graph_seconds() - before))
+            host[backend, name].append(spent - sum(all_models[backend].timer.take()))
     return seconds, host, bandwidths
 
 
@@ -184,7 +168,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--contexts", type=_numbers, default=[512, 4096], metavar="N,..", help="default: 512,4096")
     one.add_argument("--prefill", type=_numbers, default=[128, 512], metavar="N,..", help="default: 128,512")
     one.add_argument("--rounds", type=int, default=7)
-    one.add_argument("--threads", type=int, default=os.cpu_count())
+    one.add_argument("--threads", type=int, default=default_threads())
     return one
 
 
