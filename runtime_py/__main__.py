@@ -186,6 +186,8 @@ def _load(options: argparse.Namespace):
     if not 1 <= options.threads <= MAX_THREADS:
         raise ValueError(f"--threads {options.threads} is outside 1..{MAX_THREADS}; give at most one per core")
     pair = load(options.bundle, options.threads, draft_tokens, options.schedule, options.backend, options.drafter)
+    if pair.manifest.warning:
+        print(f"warning: {pair.manifest.warning}", file=sys.stderr)
     if pair.off_reason and draft_tokens != 0:
         print(f"warning: drafting is off: {_one_line(pair.off_reason)}", file=sys.stderr)
     return pair
