@@ -5,9 +5,12 @@ import importlib.metadata
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 
 from runtime_py import manifest as contract
@@ -83,7 +86,7 @@ def export_pair(
     prepare_folder(out, force, backends)
     errors: list[TensorError] = []
     total = weight_bytes(target, drafter, recipe_name, backends)
-    with tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
+    with _one_thread(), tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
         target, drafter = (dataclasses.replace(weights, wrote=bar.update) for weights in (target, drafter))
         lowered = [lower_pair(backend, recipe_name, target, drafter, context, out, bar) for backend in backends]
         bar.set_postfix_str(embeddings.FOLDER)
@@ -116,6 +119,17 @@ def export_pair(
     )
     write_manifest(out, manifest)
     return Package(contract.load(out), {one.backend: (*one.errors, *errors) for one in lowered}, remarks)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Chunks are too small to share: threads would cost more than they do, ten times where other programs run."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def prepare_folder(out: Path, force: bool, backends: tuple[str, ...]) -> None:
