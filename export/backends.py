@@ -51,18 +51,15 @@ def lowering(backend: str) -> ModuleType:
 
 
 def lower_pair(
-    backend: str, recipe_name: str, target: Weights, drafter: Weights, context: int | None, bundle: Path
+    backend: str, recipe_name: str, target: Weights, drafter: Weights, context: int | None, bundle: Path, bar: tqdm
 ) -> Lowered:
-    """Trace, lower and write the three graphs. context: most past rows of an ExecuTorch graph."""
+    """Trace, lower and write the three graphs. context: most past rows of an ExecuTorch graph. bar: of the whole export."""
     module, recipe, limit = lowering(backend), RECIPES[backend][recipe_name], target.config.max_context_tokens
     if backend == "executorch":
         limit = min(limit, context or EXECUTORCH_CONTEXT)
     modules, errors, placement = {}, [], {}
-    bar = tqdm(
-        ((SelfDecoder, target), (CrossDecoder, target), (Drafter, drafter)), desc=backend, unit="graph", disable=None
-    )
-    for graph, weights in bar:
-        say = _stages(bar, graph.name)
+    for graph, weights in ((SelfDecoder, target), (CrossDecoder, target), (Drafter, drafter)):
+        say = _stages(bar, f"{backend} {graph.name}")
         say("trace")
         modules[graph.name], program = trace(graph, weights.config, recipe, limit)
         found = module.write(modules[graph.name], program, weights, bundle / backend, errors, say)

@@ -23,6 +23,8 @@ def check_bundle(bundle: Path) -> None:
     """Print a line per thing verified; ValueError at the first that is wrong."""
     manifest = contract.load(bundle)
     print(f"manifest: schema {manifest.schema_version}, {manifest.name}, recipe {_recipes(manifest)}")
+    if manifest.warning:
+        print(manifest.warning)
     contract.check_hashes(bundle, manifest, manifest.files)
     print(f"hashes: {len(manifest.files)} files are as exported")
     for name, graph in manifest.graphs.items():

@@ -43,16 +43,17 @@ def write_table(
     rows, columns = weights.checkpoint.shape(tensor)
     spec = recipe.spec(f"{FOLDER}.{name}", columns)
     data_file, scales_file = f"{FOLDER}/{name}.bin", f"{FOLDER}/{name}.scales.bin"
-    scales = []
+    # whole from the start: pieces kept among the chunks would keep malloc from reusing the chunks' places
+    scales = torch.empty(rows, spec.groups(columns) if spec else 0, dtype=torch.bfloat16)
     with open(bundle / data_file, "wb") as file:
         for chunk in weights.stream(TensorRef(tensor, 0, rows), spec, f"{FOLDER}.{name}", errors, order):
             file.write(chunk.values.numpy().data)
             if chunk.scale is not None:
-                scales.append(chunk.scale.bfloat16())
+                scales[chunk.start : chunk.start + len(chunk.scale)] = chunk.scale
     data = ArraySpec(data_file, 0, "int8" if spec else "float32", (rows, columns))
     if spec is None:
         return TableSpec(data, None, 0, columns, columns, multiplier)
-    (bundle / scales_file).write_bytes(torch.cat(scales).view(torch.uint16).numpy().tobytes())
+    (bundle / scales_file).write_bytes(scales.view(torch.uint16).numpy().tobytes())
     array = ArraySpec(scales_file, 0, "bfloat16", (rows, spec.groups(columns)))
     return TableSpec(data, array, 0, spec.width(columns), columns, multiplier)
 
@@ -63,8 +64,8 @@ def write_centroid_head(drafter: Weights, bundle: Path, recipe: Recipe, errors: 
     clusters, hidden = drafter.config.num_centroids, drafter.config.hidden_size
     table = write_table(drafter, "embed_tokens.weight", "drafter_head", bundle, recipe, errors, order=order)
     name = "masked_embedding.centroids.weight"
-    (chunk,) = drafter.stream(TensorRef(name, 0, clusters), None, f"{FOLDER}.drafter_centroids", errors)
-    centroids, ids = chunk.values.numpy(), order.to(torch.int32).numpy()
+    chunks = drafter.stream(TensorRef(name, 0, clusters), None, f"{FOLDER}.drafter_centroids", errors)
+    centroids, ids = torch.cat([chunk.values for chunk in chunks]).numpy(), order.to(torch.int32).numpy()
     files = {"centroids": f"{FOLDER}/drafter_centroids.bin", "ids": f"{FOLDER}/drafter_token_ordering.bin"}
     (bundle / files["centroids"]).write_bytes(centroids.tobytes())
     (bundle / files["ids"]).write_bytes(ids.tobytes())

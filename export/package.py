@@ -1,11 +1,17 @@
 """The pipeline: checkpoint pair -> bundle. Every graph is traced, lowered and written once; the manifest comes last."""
 
+import dataclasses
 import importlib.metadata
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
+from tqdm import tqdm
 
 from runtime_py import manifest as contract
 from runtime_py.manifest import FULL, SLIDING, Manifest
@@ -15,6 +21,8 @@ from .backends import Lowered, lower_pair, lowering, own_token_table, token_tabl
 from .checkpoint import chat_template, check_token_maps, file_hashes, generation_config
 from .config import TargetConfig, check_pair
 from .quant import RECIPES, TensorError
+from .sizes import SIZES, check_size
+from .space import check_space, needed_bytes, weight_bytes
 from .special_tokens import special_tokens
 from .weights import Weights, open_drafter, open_target
 
@@ -49,19 +57,41 @@ def export_package(
 ) -> Package:
     """Write the bundle `out`. context: most tokens of a text on ExecuTorch, None for the default.
 
-    ValueError names what is wrong with the pair or the folder; nothing half-written loads.
+    ValueError names what is wrong with the pair or the folder; nothing half-written loads. A pair that is called e2b
+    or e4b must have that size.
     """
     for backend in backends:
         lowering(backend)
     target, drafter = open_target(target_source), open_drafter(drafter_source)
+    if name in SIZES:
+        check_size(name, target.checkpoint.config, drafter.checkpoint.config)
+    return export_pair(name, target, drafter, recipe_name, out, force, backends, context)
+
+
+def export_pair(
+    name: str,
+    target: Weights,
+    drafter: Weights,
+    recipe_name: str,
+    out: Path,
+    force: bool = False,
+    backends: tuple[str, ...] = ("onnx",),
+    context: int | None = None,
+) -> Package:
+    """Write the bundle `out` of an opened pair, every byte once."""
     check_pair(target.config, drafter.config)
     remarks = _remarks(target, drafter)
     tokens, sampling, drafting = tokens_spec(target), _sampling(target), drafting_defaults(drafter)
+    check_space(out, needed_bytes(target, drafter, recipe_name, backends), force)
     prepare_folder(out, force, backends)
-    lowered = [lower_pair(backend, recipe_name, target, drafter, context, out) for backend in backends]
     errors: list[TensorError] = []
-    token_tables = _token_tables(lowered, recipe_name, target, out, errors)
-    per_layer, head = _tables(target, drafter, recipe_name, out, errors)
+    total = weight_bytes(target, drafter, recipe_name, backends)
+    with _one_thread(), tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
+        target, drafter = (dataclasses.replace(weights, wrote=bar.update) for weights in (target, drafter))
+        lowered = [lower_pair(backend, recipe_name, target, drafter, context, out, bar) for backend in backends]
+        bar.set_postfix_str(embeddings.FOLDER)
+        token_tables = _token_tables(lowered, recipe_name, target, out, errors)
+        per_layer, head = _tables(target, drafter, recipe_name, out, errors)
     _write_text_files(target, out)
     files = _file_specs(out)
     manifest = Manifest(
@@ -89,6 +119,17 @@ def export_package(
     )
     write_manifest(out, manifest)
     return Package(contract.load(out), {one.backend: (*one.errors, *errors) for one in lowered}, remarks)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Chunks are too small to share: threads would cost more than they do, ten times where other programs run."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def prepare_folder(out: Path, force: bool, backends: tuple[str, ...]) -> None:

@@ -15,6 +15,8 @@ def print_report(package: Package, out: Path) -> None:
         _print_errors(backend, errors, manifest.backends[backend].quantization)
     for remark in package.remarks:
         print(f"note: {remark}")
+    if manifest.warning:
+        print(manifest.warning)
     print(f"\n{'MB':>10}  file")
     for name, spec in manifest.files.items():
         print(f"{spec.size_bytes / 1e6:10.3f}  {name}")

@@ -5,7 +5,7 @@ The writers of files and the eager graphs take their weights from the same strea
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from .graphs import CrossDecoder, Drafter, SelfDecoder
 from .graphs.layers import Linear
 from .quant import FLOAT32, QuantSpec, TensorError, dequantize, quantize
 
-CHUNK_ELEMENTS = 1 << 20  # 4 MiB as float32: stays in the processor's cache, four times as fast as 64 MiB
+CHUNK_ELEMENTS = 1 << 18  # 1 MiB as float32: stays in the processor's cache, and malloc reuses pieces of this size
 MODEL_PROJECTION = re.compile(r"layers\.(\d+)\.per_layer_model_projection\.weight")
 PROJECTION_NORM = re.compile(r"layers\.\d+\.per_layer_projection_norm\.weight")
 
@@ -41,31 +41,19 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class Weights:
-    """A checkpoint with its frozen configuration."""
+    """A checkpoint with its frozen configuration. wrote: is told the bytes of every chunk, when it is written."""
 
     checkpoint: Checkpoint
     config: TargetConfig | DrafterConfig
+    wrote: Callable[[int], object] = lambda size_bytes: None
 
     def state(self, graph: nn.Module) -> Iterator[tuple[str, TensorRef, QuantSpec | None]]:
-        """(buffer, where its rows come from, its form) of every weight of a graph; scales come with their weight."""
-        linears = {f"{name}.weight": module for name, module in graph.named_modules() if isinstance(module, Linear)}
-        for buffer, value in graph.named_buffers():
-            if not buffer.endswith(".scale"):
-                yield buffer, self._ref(buffer, value.shape[0]), linears[buffer].spec if buffer in linears else None
-
-    def _ref(self, buffer: str, rows: int) -> TensorRef:
-        """Buffers have the checkpoint's names, but for a tied head and what the layers of a target share."""
-        if match := MODEL_PROJECTION.fullmatch(buffer):
-            return TensorRef("per_layer_model_projection.weight", int(match[1]) * rows, (int(match[1]) + 1) * rows)
-        if PROJECTION_NORM.fullmatch(buffer):
-            return TensorRef("per_layer_projection_norm.weight", 0, rows)
-        tied = isinstance(self.config, DrafterConfig) or self.config.tied_head
-        return TensorRef("embed_tokens.weight" if buffer == "lm_head.weight" and tied else buffer, 0, rows)
+        return states(graph, self.config)
 
     def stream(
         self, ref: TensorRef, spec: QuantSpec | None, label: str, errors: list[TensorError], order: Tensor | None = None
     ) -> Iterator[Chunk]:
-        """Rows of a tensor in chunks of a few MiB, quantized as spec says; what that did is added to errors as `label`.
+        """Rows of a tensor in chunks of a MiB, quantized as spec says; what that did is added to errors as `label`.
 
         order: row indices, for a table that lies in another order than the checkpoint's.
         """
@@ -84,9 +72,28 @@ class Weights:
                 error += _square_sum(dequantize(*chunk[1:], spec.width(columns)) - rows)
                 weight += _square_sum(rows)
             yield chunk
+            self.wrote(written_bytes(stop - start, columns, spec))
         size_bytes = (ref.stop - ref.start) * columns * (4 if place.dtype == "F32" else 2)
         relative = math.sqrt(error / weight) if weight else 0.0
         errors.append(TensorError(label, spec.bits if spec else 32, size_bytes, relative))
+
+
+def states(graph: nn.Module, config: TargetConfig | DrafterConfig) -> Iterator[tuple[str, TensorRef, QuantSpec | None]]:
+    """(buffer, where its rows come from, its form) of every weight of a graph; scales come with their weight."""
+    linears = {f"{name}.weight": module for name, module in graph.named_modules() if isinstance(module, Linear)}
+    for buffer, value in graph.named_buffers():
+        if not buffer.endswith(".scale"):
+            yield buffer, _ref(buffer, value.shape[0], config), linears[buffer].spec if buffer in linears else None
+
+
+def _ref(buffer: str, rows: int, config: TargetConfig | DrafterConfig) -> TensorRef:
+    """Buffers have the checkpoint's names, but for a tied head and what the layers of a target share."""
+    if match := MODEL_PROJECTION.fullmatch(buffer):
+        return TensorRef("per_layer_model_projection.weight", int(match[1]) * rows, (int(match[1]) + 1) * rows)
+    if PROJECTION_NORM.fullmatch(buffer):
+        return TensorRef("per_layer_projection_norm.weight", 0, rows)
+    tied = isinstance(config, DrafterConfig) or config.tied_head
+    return TensorRef("embed_tokens.weight" if buffer == "lm_head.weight" and tied else buffer, 0, rows)
 
 
 def fill(graph: nn.Module, weights: Weights) -> nn.Module:
@@ -105,32 +112,36 @@ def open_target(source: str) -> Weights:
     """Folder or hub id of the target. ValueError names what is wrong with it."""
     checkpoint = open_checkpoint(source)
     config = target_config(checkpoint.config, checkpoint.dtype)
-    per_layer = len(config.layers) * config.per_layer_input_size
-    tables = {
-        "embed_tokens.weight": (config.vocab_size, config.hidden_size),
-        "embed_tokens_per_layer.weight": (config.vocab_size, per_layer),
-        "per_layer_model_projection.weight": (per_layer, config.hidden_size),
-    }
-    with torch.device("meta"):
-        graphs = [SelfDecoder(config, FLOAT32), CrossDecoder(config, FLOAT32)]
-    expected = _expected(Weights(checkpoint, config), graphs) | tables
-    return Weights(account(checkpoint, expected, len(config.own_layers), config.tied_head), config)
+    return Weights(account(checkpoint, target_shapes(config), len(config.own_layers), config.tied_head), config)
 
 
 def open_drafter(source: str) -> Weights:
     """Folder or hub id of the drafter. ValueError names what is wrong with it."""
     checkpoint = open_checkpoint(source)
     config = drafter_config(checkpoint.config)
+    weights = Weights(account(checkpoint, drafter_shapes(config), 0, tied_head=True), config)
+    if config.num_centroids:
+        token_ordering(weights)
+    return weights
+
+
+def target_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
+    """canonical checkpoint name -> shape, of every tensor of a target"""
+    per_layer = len(config.layers) * config.per_layer_input_size
+    return _shapes(config, (SelfDecoder, CrossDecoder)) | {
+        "embed_tokens.weight": (config.vocab_size, config.hidden_size),
+        "embed_tokens_per_layer.weight": (config.vocab_size, per_layer),
+        "per_layer_model_projection.weight": (per_layer, config.hidden_size),
+    }
+
+
+def drafter_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
+    """canonical checkpoint name -> shape, of every tensor of a drafter"""
     tables = {"embed_tokens.weight": (config.vocab_size, config.hidden_size)}
     if config.num_centroids:
         tables["masked_embedding.centroids.weight"] = (config.num_centroids, config.hidden_size)
         tables["masked_embedding.token_ordering"] = (config.vocab_size,)
-    with torch.device("meta"):
-        expected = _expected(Weights(checkpoint, config), [Drafter(config, FLOAT32)]) | tables
-    weights = Weights(account(checkpoint, expected, 0, tied_head=True), config)
-    if config.num_centroids:
-        token_ordering(weights)
-    return weights
+    return _shapes(config, (Drafter,)) | tables
 
 
 def token_ordering(drafter: Weights) -> Tensor:
@@ -142,13 +153,22 @@ def token_ordering(drafter: Weights) -> Tensor:
     return order
 
 
-def _expected(weights: Weights, graphs: list[nn.Module]) -> dict[str, tuple[int, ...]]:
+def _shapes(config: TargetConfig | DrafterConfig, graphs: tuple[type[nn.Module], ...]) -> dict[str, tuple[int, ...]]:
     """canonical checkpoint name -> shape, of everything that the graphs hold"""
     shapes = {}
     for graph in graphs:
-        buffers = dict(graph.named_buffers())
-        shapes |= {ref.name: tuple(buffers[buffer].shape) for buffer, ref, _ in weights.state(graph)}
+        with torch.device("meta"):
+            module = graph(config, FLOAT32)
+        shapes |= {ref.name: tuple(module.get_buffer(name).shape) for name, ref, _ in states(module, config)}
     return shapes
+
+
+def written_bytes(rows: int, columns: int, spec: QuantSpec | None) -> int:
+    """Bytes that rows of a tensor take in a file: whole groups, scales float32 (the tables' bfloat16 take half)."""
+    if spec is None:
+        return rows * columns * 4
+    groups = spec.groups(columns)
+    return rows * (groups * spec.width(columns) * spec.bits // 8 + groups * 4)
 
 
 def _square_sum(x: Tensor) -> float:

@@ -289,6 +289,8 @@ def _load(options: argparse.Namespace, asked_tokens: int | None, margin_rows: in
     _check_memory(options, asked_tokens, margin_rows, draft_tokens != 0 and options.drafter != "ngram")
     drafts = (draft_tokens, options.schedule, options.backend, options.drafter)
     pair = load(options.bundle, options.threads, *drafts, wrap or unwrapped)
+    if pair.manifest.warning:
+        print(f"warning: {pair.manifest.warning}", file=sys.stderr)
     if pair.off_reason and draft_tokens != 0:
         print(f"warning: drafting is off: {_one_line(pair.off_reason)}", file=sys.stderr)
     return pair

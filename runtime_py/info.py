@@ -11,6 +11,8 @@ def print_info(bundle: Path) -> None:
     """ValueError if the manifest is wrong or a file has another size than it says."""
     manifest = contract.load(bundle)
     contract.check_sizes(bundle, manifest, manifest.files)
+    if manifest.warning:
+        print(manifest.warning)
     lines = {**_model(manifest), **_backends(manifest), **_graphs(manifest)}
     width = max(map(len, lines))
     for name, line in lines.items():

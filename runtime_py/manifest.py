@@ -22,6 +22,7 @@ from pathlib import Path
 
 SCHEMA_VERSION = 2
 MANIFEST_NAME = "manifest.json"
+RANDOM_WEIGHTS = "random weights"  # source of a checkpoint that is none: made for measuring
 GRAPHS = ("self_decoder", "cross_decoder", "drafter")
 SLIDING, FULL = "sliding", "full"
 CHUNK_ROWS = 128  # positions of a chunk: the most tokens of one call, and the rows of the graphs' tail inputs
@@ -197,7 +198,8 @@ class MemorySpec:
 
 @dataclass(frozen=True)
 class CheckpointSpec:
-    """Where the weights came from. source: folder name or hub id; revision: commit hash of a hub id, else None."""
+    """Where the weights came from. source: folder name, hub id or RANDOM_WEIGHTS; revision: commit hash
+    of a hub id, seed of random weights, else None."""
 
     source: str
     revision: str | None
@@ -220,6 +222,12 @@ class Manifest:
     checkpoints: dict[str, CheckpointSpec]  # "target", "drafter"
     versions: dict[str, str]  # tool -> version
     files: dict[str, FileSpec]  # every other file of the bundle
+
+    @property
+    def warning(self) -> str | None:
+        """What everyone who runs the bundle must know."""
+        random = any(spec.source == RANDOM_WEIGHTS for spec in self.checkpoints.values())
+        return "random weights: text means nothing" if random else None
 
 
 def to_json(manifest: Manifest) -> str:

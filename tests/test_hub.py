@@ -121,13 +121,24 @@ def through(hub, monkeypatch, tmp_path) -> Hub:
     return hub
 
 
-def test_default_export_downloads_the_official_ids(hub, tmp_path):
+def export(hub: Hub, tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess:
     environment = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home")}
-    command = [sys.executable, "-m", "export", "e2b", "--out", str(tmp_path / "bundle")]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    command = [sys.executable, "-m", "export", *arguments, "--out", str(tmp_path / "bundle")]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+def test_default_export_downloads_the_official_ids(hub, tmp_path):
+    """And looks at what came: the stub's pair has another size."""
+    result = export(hub, tmp_path, "e2b")
+    assert result.returncode == 2 and "hidden_size is 64, e2b has 1536: use custom" in result.stderr
+    assert all(f"{repository}/resolve/{hub.commit(repository)}/model.safetensors" in hub.asked for repository in IDS)
+
+
+def test_a_bundle_from_ids_names_their_commits(hub, tmp_path):
+    result = export(hub, tmp_path, "custom", "--checkpoint", IDS[0], "--drafter", IDS[1])
     assert result.returncode == 0, result.stderr
     manifest = contract.load(tmp_path / "bundle")
-    assert manifest.name == "e2b"
+    assert manifest.name == "custom"
     for who, repository in zip(("target", "drafter"), IDS, strict=True):
         spec = manifest.checkpoints[who]
         assert (spec.source, spec.revision) == (repository, hub.commit(repository))
