@@ -1,4 +1,4 @@
-"""Command line: python -m runtime_py generate|chat|serve|check|bench|info BUNDLE [...]
+"""Command line: python -m runtime_py generate|chat|serve|check|bench|eval|info BUNDLE [...]
 
 The other modules are imported within functions, so that an interrupt while they load ends without a traceback.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 
 TEMPLATE_TOKENS = 256  # room for what a template writes around a message
 THREADS_HELP = "default: one per physical core, without the slowest class"
+CONTEXT_HELP = "most tokens of a text; default: the bundle's"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -61,6 +62,25 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--html", type=Path, metavar="FILE", help="a report with plots, in one file")
     bench.add_argument("--json", action="store_true", help="one JSON object on stdout instead of tables")
     bench.set_defaults(draft_tokens=None, schedule=None)
+    evaluate = commands.add_parser("eval", help="how good it is on a text, alone or against another bundle")
+    evaluate.add_argument("bundle", type=Path)
+    evaluate.add_argument("--text", type=Path, required=True, metavar="FILE", help="UTF-8")
+    evaluate.add_argument("--against", type=Path, metavar="BUNDLE", help="the reference, of the same checkpoint")
+    evaluate.add_argument(
+        "--against-backend",
+        choices=("auto", "onnx", "executorch"),
+        help="default: the bundle's, else what the reference holds",
+    )
+    evaluate.add_argument("--tokens", type=int, metavar="N", help="most tokens of the text; default: all")
+    evaluate.add_argument(
+        "--draft-tokens",
+        type=int,
+        metavar="K",
+        help="of a block; default: the drafter's own; 0: drafts are not measured",
+    )
+    _add_machine(evaluate, context="tokens of a window, its bos included; default: 512, or what the bundles take")
+    evaluate.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    evaluate.set_defaults(schedule=None, drafter="mtp")
     info = commands.add_parser("info", help="what a bundle holds")
     info.add_argument("bundle", type=Path)
     return top
@@ -80,12 +100,14 @@ def _add_drafts_and_backend(command: argparse.ArgumentParser) -> None:
     _add_machine(command)
 
 
-def _add_machine(command: argparse.ArgumentParser, threads: Callable = int, help: str = THREADS_HELP) -> None:
+def _add_machine(
+    command: argparse.ArgumentParser, threads: Callable = int, help: str = THREADS_HELP, context: str = CONTEXT_HELP
+) -> None:
     command.add_argument(
         "--backend", choices=("auto", "onnx", "executorch"), default="auto", help="auto: executorch, else onnx"
     )
     command.add_argument("--threads", type=threads, metavar="N", help=help)
-    command.add_argument("--context", type=int, metavar="N", help="most tokens of a text; default: the bundle's")
+    command.add_argument("--context", type=int, metavar="N", help=context)
     command.add_argument("--force", action="store_true", help="also where memory does not seem to suffice")
 
 
@@ -118,9 +140,8 @@ def _modes(text: str) -> list[int | str]:
 def main(arguments: list[str]) -> int:
     try:
         options = parser().parse_args(arguments)
-        {"generate": _generate, "chat": _chat, "serve": _serve, "check": _check, "bench": _bench, "info": _info}[
-            options.command
-        ](options)
+        commands = {"generate": _generate, "chat": _chat, "serve": _serve, "check": _check, "bench": _bench}
+        {**commands, "eval": _eval, "info": _info}[options.command](options)
         print(end="", flush=True)  # now, so that an error of the write is met below
         return 0
     except BrokenPipeError:  # the reader of stdout has gone
@@ -227,6 +248,36 @@ def _bench(options: argparse.Namespace) -> None:
     print(json.dumps(result, ensure_ascii=False) if options.json else bench_report.text(result))
 
 
+def _eval(options: argparse.Namespace) -> None:
+    from tqdm import tqdm
+
+    from . import evaluate
+    from .comparable import choose_plan
+    from .memory import available_bytes, check_fits, together
+
+    if options.tokens is not None and options.tokens < 1:
+        raise ValueError(f"--tokens {options.tokens} is below 1; leave it out for the whole text")
+    text = evaluate.read_text(options.text)
+    backends = options.backend, options.against_backend
+    plan = choose_plan(options.bundle, options.against, *backends, options.context, options.draft_tokens)
+    for name in ("context", "draft_tokens"):
+        setattr(options, name, getattr(plan, name))
+    both = [
+        argparse.Namespace(**{**vars(options), "bundle": bundle, "backend": backend})
+        for bundle, backend in zip(plan.bundles, plan.backends, strict=True)
+    ]
+    need = together([_needs(one, plan.context, 0, plan.draft_tokens != 0) for one in both])
+    if not options.force:
+        check_fits(need, available_bytes())
+    pairs = [(one.bundle, _load(one, plan.context, 0)) for one in both]
+    ids, loaded = evaluate.text_ids(pairs[0][1], text, options.tokens), [pair for _, pair in pairs]
+    total = evaluate.work(ids, loaded, plan.draft_tokens)
+    with tqdm(total=total, unit="token", disable=None) as bar:
+        result = evaluate.evaluate(pairs, ids, plan.context, plan.draft_tokens, bar.update)
+    told = evaluate.as_json(result, options.text, both[0].threads)
+    print(json.dumps(told, ensure_ascii=False) if options.json else "\n".join(evaluate.lines(told)))
+
+
 def _check_bench(options: argparse.Namespace) -> None:
     """ValueError before minutes are spent."""
     from .bench_report import require_matplotlib
@@ -307,10 +358,19 @@ def _checked_threads(threads: int | None) -> int:
 
 
 def _check_memory(options: argparse.Namespace, asked_tokens: int | None, margin_rows: int, drafts: bool) -> None:
-    """ValueError if --context is more than the bundle takes, or memory does not suffice and nothing is forced."""
+    """ValueError if memory does not suffice and nothing is forced, or as _needs."""
+    from .memory import available_bytes, check_fits
+
+    need = _needs(options, asked_tokens, margin_rows, drafts)
+    if not options.force:
+        check_fits(need, available_bytes())
+
+
+def _needs(options: argparse.Namespace, asked_tokens: int | None, margin_rows: int, drafts: bool):
+    """-> memory.Needs; ValueError if --context is more than the bundle takes."""
     from . import manifest as contract
     from .loading import choose_backend
-    from .memory import available_bytes, check_fits, needs
+    from .memory import needs
 
     manifest = contract.load(options.bundle)
     backend = choose_backend(manifest, options.backend)
@@ -318,9 +378,7 @@ def _check_memory(options: argparse.Namespace, asked_tokens: int | None, margin_
     if options.context is not None and not 1 <= options.context <= most:
         raise ValueError(f"--context {options.context} is outside 1..{most}, what the bundle's {backend} graphs take")
     context = options.context or most
-    need = needs(manifest, backend, min(context, asked_tokens or context), margin_rows, drafts)
-    if not options.force:
-        check_fits(need, available_bytes())
+    return needs(manifest, backend, min(context, asked_tokens or context), margin_rows, drafts)
 
 
 def _most_tokens(prompt: str | list[int]) -> int:

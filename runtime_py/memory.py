@@ -35,6 +35,12 @@ def needs(manifest: Manifest, backend: str, context_tokens: int, margin_rows: in
     return Needs(target, drafter if drafts else 0, kv_bytes, context_tokens)
 
 
+def together(parts: list[Needs]) -> Needs:
+    """Of bundles that are loaded at once."""
+    sizes = zip(*((part.weights_bytes, part.drafter_bytes, part.kv_bytes) for part in parts), strict=True)
+    return Needs(*map(sum, sizes), max(part.context_tokens for part in parts))
+
+
 def cache_bytes(spec: KVSpec, context_tokens: int, margin_rows: int) -> int:
     """Keys and values of a KVCache whose context is full."""
     whole_chunks = -(-context_tokens // spec.chunk_rows) * spec.chunk_rows
