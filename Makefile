@@ -11,7 +11,7 @@ setup: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install -q -c constraints.txt setuptools torch==2.13.0
-	$(VENV)/bin/pip install -q -c constraints.txt -e '.[export,executorch,serve,bench,test]'
+	$(VENV)/bin/pip install -q -c constraints.txt -e '.[export,executorch,optimum,serve,bench,test]'
 	touch $@
 
 demo: setup

@@ -53,7 +53,7 @@ class Quality:
     """Of one bundle. loss: mean -log p of a token. accepted: counts by place of a draft in its block, None: not measured,
     off_reason may say why."""
 
-    bundle: str
+    path: str
     name: str
     recipe: str
     backend: str
