@@ -5,7 +5,7 @@ from pathlib import Path
 
 from . import manifest as contract
 from .loading import choose_backend
-from .manifest import Manifest
+from .manifest import RANDOM_WEIGHTS, Manifest
 
 DEFAULT_CONTEXT = 512  # tokens of a window, with its bos
 REMEDY = "give two bundles that were exported from the same checkpoint"
@@ -64,12 +64,12 @@ def check_comparable(bundle: Manifest, against: Manifest) -> None:
 
 
 def _checkpoint_facts(bundle: Manifest, against: Manifest) -> dict[str, tuple[object, object]]:
-    """What of each checkpoint -> in both bundles. Random weights have no files, their seed tells them apart."""
+    """What of each checkpoint -> in both bundles. Random weights lie in no file, their seed tells them apart."""
     facts = {}
     for who, ours in bundle.checkpoints.items():
         theirs = against.checkpoints[who]
         for name in sorted(ours.files.keys() | theirs.files.keys()):
             facts[f"{who} {name}"] = ours.files.get(name, "absent"), theirs.files.get(name, "absent")
-        if not ours.files:
-            facts[f"{who} seed"] = ours.revision, theirs.revision
+        if RANDOM_WEIGHTS in (ours.source, theirs.source):
+            facts[f"{who} weights"] = ours.revision, theirs.revision
     return facts
