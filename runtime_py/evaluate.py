@@ -23,7 +23,7 @@ from .models import Target
 from .speculative import Round, generate
 
 BLOCK_ROWS = 64  # of a call: at most 67 MB of logits for 262,144 tokens
-PREFIXES, PREFIX_TOKENS, CONTINUATION_TOKENS = 16, 64, 32  # texts that drafts continue
+PREFIXES, PREFIX_TOKENS, CONTINUATION_TOKENS = 32, 64, 32  # texts that drafts continue
 NAMES = ("bundle", "against")
 
 Array = np.ndarray

@@ -122,8 +122,8 @@ def test_scores_are_what_they_are_called():
 
 def test_prefixes_lie_apart():
     parts = prefixes(list(range(5000)), 99)
-    assert len(parts) == 16 and {len(part) for part in parts} == {65} and {part[0] for part in parts} == {99}
-    assert len({token for part in parts for token in part}) == 16 * 64 + 1
+    assert len(parts) == 32 and {len(part) for part in parts} == {65} and {part[0] for part in parts} == {99}
+    assert len({token for part in parts for token in part}) == 32 * 64 + 1
     assert prefixes([5, 6], 99) == [[99, 5, 6]]
 
 
