@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as interrupt:
-        print("interrupted: the bundle has no manifest and does not load", file=sys.stderr)
+        print("interrupted: what was written has no manifest and does not load", file=sys.stderr)
         return 128 + (interrupt.args[0] if interrupt.args else signal.SIGINT)
     return 0
 
