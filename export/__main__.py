@@ -18,6 +18,11 @@ SOURCES = {  # name -> target, drafter; e2b and e4b must have that size, custom 
 
 
 class _Parser(argparse.ArgumentParser):
+    """Options have no short forms: one that is new could change what they mean."""
+
+    def __init__(self, *arguments, **settings):
+        super().__init__(*arguments, allow_abbrev=False, **settings)
+
     def error(self, message: str) -> None:
         raise ValueError(f"{message}; see {self.prog} --help")
 

@@ -16,6 +16,11 @@ THREADS_HELP = "default: one per physical core, without the slowest class"
 
 
 class _Parser(argparse.ArgumentParser):
+    """Options have no short forms: one that is new could change what they mean."""
+
+    def __init__(self, *arguments, **settings):
+        super().__init__(*arguments, allow_abbrev=False, **settings)
+
     def error(self, message: str) -> None:
         raise ValueError(f"{message}; see {self.prog} --help")
 
