@@ -22,10 +22,10 @@ from runtime_py.bench_report import text as text_report
 from runtime_py.session import Session
 from runtime_py.speculative import Round
 
+from .command_line import ROOT, error_of, remove, run
 from .conftest import BACKENDS
 from .doubles import Script
 from .edits import error_line
-from .test_cli import ROOT, error_of, remove, run
 from .test_session import scripted
 
 KINDS = ["chat", "code"]
