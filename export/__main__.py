@@ -18,6 +18,11 @@ SOURCES = {  # name -> target, drafter; e2b and e4b must have that size, custom 
 
 
 class _Parser(argparse.ArgumentParser):
+    """Options have no short forms: one that is new could change what they mean."""
+
+    def __init__(self, *arguments, **settings):
+        super().__init__(*arguments, allow_abbrev=False, **settings)
+
     def error(self, message: str) -> None:
         raise ValueError(f"{message}; see {self.prog} --help")
 
@@ -94,7 +99,7 @@ def main(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as interrupt:
-        print("interrupted: the bundle has no manifest and does not load", file=sys.stderr)
+        print("interrupted: what was written has no manifest and does not load", file=sys.stderr)
         return 128 + (interrupt.args[0] if interrupt.args else signal.SIGINT)
     return 0
 

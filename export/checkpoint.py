@@ -62,8 +62,11 @@ class Checkpoint:
         """Rows start..stop of a tensor in its stored dtype. The file is mapped for this read alone: pages that stay
         mapped count as resident memory."""
         place = self.tensors[name]
-        with safe_open(place.file, framework="pt") as file:
-            return file.get_slice(place.key)[start:stop]
+        try:
+            with safe_open(place.file, framework="pt") as file:
+                return file.get_slice(place.key)[start:stop]
+        except SafetensorError as error:
+            raise ValueError(f"{place.file}: changed while it was read ({error}); export again") from None
 
     @property
     def dtype(self) -> torch.dtype:

@@ -1,6 +1,7 @@
 """The pipeline: checkpoint pair -> bundle. Every graph is traced, lowered and written once; the manifest comes last."""
 
 import dataclasses
+import fcntl
 import importlib.metadata
 import os
 import re
@@ -34,6 +35,7 @@ TOOLS = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "tokenize
 EXTRA_TOOLS = {"executorch"}
 DEFAULT_DRAFT_TOKENS, DEFAULT_SCHEDULE = 6, "constant"  # the official assistants' generation_config
 SCHEDULES = ("constant", "heuristic")
+MOST_DRAFT_TOKENS = 16  # of the runtime
 
 
 @dataclass(frozen=True)
@@ -83,42 +85,43 @@ def export_pair(
     remarks = _remarks(target, drafter)
     tokens, sampling, drafting = tokens_spec(target), _sampling(target), drafting_defaults(drafter)
     check_space(out, needed_bytes(target, drafter, recipe_name, backends), force)
-    prepare_folder(out, force, backends)
-    errors: list[TensorError] = []
-    total = weight_bytes(target, drafter, recipe_name, backends)
-    with _one_thread(), tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
-        target, drafter = (dataclasses.replace(weights, wrote=bar.update) for weights in (target, drafter))
-        lowered = [lower_pair(backend, recipe_name, target, drafter, context, out, bar) for backend in backends]
-        bar.set_postfix_str(embeddings.FOLDER)
-        token_tables = _token_tables(lowered, recipe_name, target, out, errors)
-        per_layer, head = _tables(target, drafter, recipe_name, out, errors)
-    _write_text_files(target, out)
-    files = _file_specs(out)
-    manifest = Manifest(
-        schema_version=contract.SCHEMA_VERSION,
-        name=name,
-        target=_target_spec(target, per_layer),
-        drafter=_drafter_spec(drafter, head, *drafting),
-        kv=_kv_spec(target.config),
-        graphs=_graph_specs(lowered),
-        backends={
-            one.backend: contract.BackendSpec(
-                max_context_tokens=one.max_context_tokens,
-                token_table=token_tables[one.backend],
-                quantization=summarize([*one.errors, *errors], one, (target, drafter)),
-                weights_bytes=_folder_bytes(files, one.backend),
-            )
-            for one in lowered
-        },
-        tokens=tokens,
-        sampling=sampling,
-        memory=_memory(target.config, files),
-        checkpoints={"target": _checkpoint_spec(target), "drafter": _checkpoint_spec(drafter)},
-        versions={tool: importlib.metadata.version(tool) for tool in (*TOOLS, *EXTRA_TOOLS.intersection(backends))},
-        files=files,
-    )
-    write_manifest(out, manifest)
-    return Package(contract.load(out), {one.backend: (*one.errors, *errors) for one in lowered}, remarks)
+    with _alone_in(out):
+        prepare_folder(out, force, backends)
+        errors: list[TensorError] = []
+        total = weight_bytes(target, drafter, recipe_name, backends)
+        with _one_thread(), tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
+            target, drafter = (dataclasses.replace(weights, wrote=bar.update) for weights in (target, drafter))
+            lowered = [lower_pair(backend, recipe_name, target, drafter, context, out, bar) for backend in backends]
+            bar.set_postfix_str(embeddings.FOLDER)
+            token_tables = _token_tables(lowered, recipe_name, target, out, errors)
+            per_layer, head = _tables(target, drafter, recipe_name, out, errors)
+        _write_text_files(target, out)
+        files = _file_specs(out)
+        manifest = Manifest(
+            schema_version=contract.SCHEMA_VERSION,
+            name=name,
+            target=_target_spec(target, per_layer),
+            drafter=_drafter_spec(drafter, head, *drafting),
+            kv=_kv_spec(target.config),
+            graphs=_graph_specs(lowered),
+            backends={
+                one.backend: contract.BackendSpec(
+                    max_context_tokens=one.max_context_tokens,
+                    token_table=token_tables[one.backend],
+                    quantization=summarize([*one.errors, *errors], one, (target, drafter)),
+                    weights_bytes=_folder_bytes(files, one.backend),
+                )
+                for one in lowered
+            },
+            tokens=tokens,
+            sampling=sampling,
+            memory=_memory(target.config, files),
+            checkpoints={"target": _checkpoint_spec(target), "drafter": _checkpoint_spec(drafter)},
+            versions={tool: importlib.metadata.version(tool) for tool in (*TOOLS, *EXTRA_TOOLS.intersection(backends))},
+            files=files,
+        )
+        write_manifest(out, manifest)
+        return Package(contract.load(out), {one.backend: (*one.errors, *errors) for one in lowered}, remarks)
 
 
 @contextmanager
@@ -132,6 +135,27 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+@contextmanager
+def _alone_in(out: Path) -> Iterator[None]:
+    """The folder, made if absent, for one export at a time."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        folder = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise _unwritable(out, error) from None
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise ValueError(f"{out}: another export is writing there; wait for it or choose another --out") from None
+    finally:
+        os.close(folder)
+
+
+def _unwritable(out: Path, error: OSError) -> ValueError:
+    return ValueError(f"{out}: cannot be written ({error.strerror}); choose another --out")
+
+
 def prepare_folder(out: Path, force: bool, backends: tuple[str, ...]) -> None:
     """An empty bundle folder; an existing bundle is replaced only if forced, other folders never."""
     try:
@@ -143,11 +167,11 @@ def prepare_folder(out: Path, force: bool, backends: tuple[str, ...]) -> None:
                 raise ValueError(f"{out}: exists; choose another --out or replace it with --force")
             (out / contract.MANIFEST_NAME).unlink(missing_ok=True)  # first, so that no half-deleted bundle loads
             for path in list(out.iterdir()):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         for folder in (*backends, embeddings.FOLDER):
             (out / folder).mkdir(parents=True)
     except OSError as error:
-        raise ValueError(f"{out}: cannot be written ({error.strerror}); choose another --out") from None
+        raise _unwritable(out, error) from None
 
 
 def write_manifest(out: Path, manifest: Manifest) -> None:
@@ -237,7 +261,8 @@ def _target_spec(target: Weights, per_layer_table: contract.TableSpec) -> contra
 
 
 def drafting_defaults(drafter: Weights) -> tuple[int, str]:
-    """num_assistant_tokens and its schedule of the drafter's generation_config; what it leaves out is the official one."""
+    """num_assistant_tokens, at most 16, and its schedule of the drafter's generation_config; what it leaves out is the
+    official one."""
     generation = generation_config(drafter.checkpoint.folder, drafter.checkpoint.config)
     count, schedule = generation.num_assistant_tokens, generation.num_assistant_tokens_schedule or DEFAULT_SCHEDULE
     count = DEFAULT_DRAFT_TOKENS if count is None else count
@@ -248,7 +273,7 @@ def drafting_defaults(drafter: Weights) -> tuple[int, str]:
             f"{drafter.checkpoint.folder}: num_assistant_tokens_schedule {schedule!r} is not supported "
             f"(supported: {', '.join(SCHEDULES)})"
         )
-    return count, schedule
+    return min(count, MOST_DRAFT_TOKENS), schedule
 
 
 def _drafter_spec(

@@ -19,6 +19,7 @@ from .graphs.layers import Linear
 from .quant import FLOAT32, QuantSpec, TensorError, dequantize, quantize
 
 CHUNK_ELEMENTS = 1 << 18  # 1 MiB as float32: stays in the processor's cache, and malloc reuses pieces of this size
+READ_CHUNKS = 8
 MODEL_PROJECTION = re.compile(r"layers\.(\d+)\.per_layer_model_projection\.weight")
 PROJECTION_NORM = re.compile(r"layers\.\d+\.per_layer_projection_norm\.weight")
 
@@ -59,12 +60,9 @@ class Weights:
         """
         shape, place = self.checkpoint.shape(ref.name), self.checkpoint.tensors[ref.name]
         columns = math.prod(shape[1:])
-        step = max(1, CHUNK_ELEMENTS // columns)
-        ordered = None if order is None else self.checkpoint.read(ref.name)[order]
         error = weight = 0.0  # sums of squares
-        for start in range(ref.start, ref.stop, step):
-            stop = min(start + step, ref.stop)
-            rows = (self.checkpoint.read(ref.name, start, stop) if ordered is None else ordered[start:stop]).float()
+        for start, stored in self._pieces(ref, max(1, CHUNK_ELEMENTS // columns), order):
+            stop, rows = start + len(stored), stored.float()
             if not rows.isfinite().all():
                 raise ValueError(f"{place.file}: tensor {place.key} holds a value that is not finite")
             chunk = Chunk(start - ref.start, *(quantize(rows, spec) if spec else (rows, None)))
@@ -76,6 +74,15 @@ class Weights:
         size_bytes = (ref.stop - ref.start) * columns * (4 if place.dtype == "F32" else 2)
         relative = math.sqrt(error / weight) if weight else 0.0
         errors.append(TensorError(label, spec.bits if spec else 32, size_bytes, relative))
+
+    def _pieces(self, ref: TensorRef, step: int, order: Tensor | None) -> Iterator[tuple[int, Tensor]]:
+        """(first row, `step` rows) as stored; many are read at a time, for a file's header is read every time."""
+        ordered = None if order is None else self.checkpoint.read(ref.name)[order]
+        for first in range(ref.start, ref.stop, step * READ_CHUNKS):
+            last = min(first + step * READ_CHUNKS, ref.stop)
+            rows = self.checkpoint.read(ref.name, first, last) if ordered is None else ordered[first:last]
+            for start in range(0, last - first, step):
+                yield first + start, rows[start : start + step]
 
 
 def states(graph: nn.Module, config: TargetConfig | DrafterConfig) -> Iterator[tuple[str, TensorRef, QuantSpec | None]]:

@@ -17,6 +17,11 @@ CONTEXT_HELP = "most tokens of a text; default: the bundle's"
 
 
 class _Parser(argparse.ArgumentParser):
+    """Options have no short forms: one that is new could change what they mean."""
+
+    def __init__(self, *arguments, **settings):
+        super().__init__(*arguments, allow_abbrev=False, **settings)
+
     def error(self, message: str) -> None:
         raise ValueError(f"{message}; see {self.prog} --help")
 

@@ -20,6 +20,7 @@ FIRST_CHANCE, NEXT_SHARE = 0.6, 0.95  # of the first draft; of a draft after one
 OUTER, STALE = 0.7, 0.3  # of the usual slope beyond the most rows of that weight: what looks cheap is tried, and known
 
 TIME_CLIP = 1.5  # a measurement counts at most this factor off what was expected: the machine does other things too
+LOSS_CLIP = 3.0  # the same, for what a round is thought to have lost: one that was held up is not the drafts' fault
 TIME_SHARED = 0.05  # of its difference is taken to hold for any number of rows
 TIME_KEPT, TIME_WEIGHT = 0.99, 30.0  # weight kept per round; most that a mean can have
 CHANCE_KEPT, CHANCE_KEPT_IDLE = 0.98, 0.999  # weight kept per round of the source; per round in which it was not seen
@@ -157,7 +158,8 @@ def learn(costs: Costs, trial: Trial) -> Costs:
     for name, (hits, tried) in trial.agreed.items():
         chances[name] = _learn_places(costs.chances.get(name, ()), hits, tried)
     plain = rows[1].value if 1 in rows else verify_seconds(rows)[0]
-    spent = (trial.verify_s + trial.draft_s) / plain
+    usual = verify_seconds(rows)[trial.drafted]
+    spent = (min(trial.verify_s, LOSS_CLIP * usual) + trial.draft_s) / plain
     gain = trial.tokens - spent if trial.drafted else 0.0
     paid = (gain if trial.drafted else -trial.plan.loss) if trial.plan.probe else 0.0
     return Costs(

@@ -23,7 +23,8 @@ def _model(manifest: Manifest) -> dict[str, str]:
     target, drafter, memory, sampling = manifest.target, manifest.drafter, manifest.memory, manifest.sampling
     head = f"centroid head, {drafter.centroid_head.top_k} clusters" if drafter.centroid_head else "dense head"
     size = sum(spec.size_bytes for spec in manifest.files.values())
-    kv_bytes = cache_bytes(manifest.kv, target.max_context_tokens, 0)
+    contexts = sorted({min(tokens, target.max_context_tokens) for tokens in (4096, 32768, target.max_context_tokens)})
+    kv = ", ".join(f"{cache_bytes(manifest.kv, tokens, 0) / 1e6:.1f} MB at {tokens} tokens" for tokens in contexts)
     return {
         "bundle": f"{manifest.name} ({size / 1e6:.1f} MB), schema {manifest.schema_version}",
         "target": f"{target.num_layers} layers ({target.num_own_kv_layers} with their own KV), "
@@ -31,7 +32,7 @@ def _model(manifest: Manifest) -> dict[str, str]:
         "drafter": f"{len(drafter.layer_types)} layers, hidden {drafter.hidden_size}, {head}; "
         f"{drafter.num_draft_tokens} drafts, {drafter.schedule}",
         "context": f"{target.max_context_tokens} tokens, window {manifest.kv.window}",
-        "memory": f"tables {memory.tables_bytes / 1e6:.1f} MB mapped, KV {kv_bytes / 1e6:.1f} MB at full context",
+        "memory": f"tables {memory.tables_bytes / 1e6:.1f} MB mapped; KV {kv}",
         "stop tokens": ", ".join(map(str, manifest.tokens.eos)),
         "sampling defaults": f"do_sample {sampling.do_sample}, temperature {sampling.temperature}, "
         f"top_k {sampling.top_k}, top_p {sampling.top_p}",

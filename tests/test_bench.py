@@ -22,10 +22,10 @@ from runtime_py.bench_report import text as text_report
 from runtime_py.session import Session
 from runtime_py.speculative import Round
 
+from .command_line import ROOT, error_of, remove, run
 from .conftest import BACKENDS
 from .doubles import Script
 from .edits import error_line
-from .test_cli import ROOT, error_of, remove, run
 from .test_session import scripted
 
 KINDS = ["chat", "code"]
@@ -82,7 +82,8 @@ def test_texts_that_end_at_once_have_no_rate():
 
 
 def test_texts_that_differ_are_counted():
-    runs = [made_run(0, 0, 1.0), made_run(0, 1, 1.0), made_run(0, 0, 1.0, 1), made_run(0, 1, 1.0, 1, token_ids=(3,))]
+    texts = [(0, (3,)), (0, (3,)), (1, (4,)), (1, (5,))]
+    runs = [made_run(0, i % 2, 1.0, prompt, token_ids=ids) for i, (prompt, ids) in enumerate(texts)]
     assert differing_texts(runs) == 1 and differing_texts(runs[:3]) == 0
 
 
@@ -132,8 +133,12 @@ def test_modes_take_turns_and_write_one_text():
         drafted = {round_.drafted for round_ in entry.rounds}
         assert drafted == {0} if entry.mode == 0 else drafted <= {0, 1, 2} and 2 in drafted if entry.mode == 2 else True
     assert len(off_reasons) <= 2 and all(reason.startswith("drafting ") for reason in off_reasons)
-    counts = Counter(len(entry.rounds) for entry in runs if entry.mode == 0)
-    assert counts == {12: 4}  # nothing of an earlier run was reused
+
+
+def test_every_run_begins_without_the_rows_of_another():
+    session = session_of(Script())
+    run_all(session, GraphTimer(), [[2, 50, 60]], (0,), 2, 12, "auto")
+    assert session.pair.target.calls == [3, *[1] * 7, *[3, *[1] * 11] * 2]  # a warm-up of 8 tokens first
 
 
 @pytest.mark.parametrize("auto", [True, False])

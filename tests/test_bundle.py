@@ -174,6 +174,19 @@ def test_a_folder_with_other_files_is_never_replaced(pair_of, bundle, name, caps
     assert (bundle / name).read_text() == "dear" and contract.load(bundle)
 
 
+def test_two_exports_do_not_share_a_folder(pair_of, bundle, capsys):
+    with package._alone_in(bundle):
+        line = error_line(export_main, export_arguments(pair_of(SHAPE), bundle, "--force"), capsys)
+    assert f"{bundle}: another export is writing there" in line and contract.load(bundle)
+
+
+def test_a_linked_folder_is_unlinked_and_not_emptied(bundle, tmp_path):
+    (bundle / "onnx").rename(tmp_path / "elsewhere")
+    (bundle / "onnx").symlink_to(tmp_path / "elsewhere")
+    prepare_folder(bundle, True, ("onnx",))
+    assert (tmp_path / "elsewhere/drafter.onnx").exists() and list((bundle / "onnx").iterdir()) == []
+
+
 def test_a_folder_that_cannot_be_written(pair_of, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file/bundle", Path("/proc/bundle")):

@@ -314,6 +314,13 @@ def test_bad_files_are_named(target, edit, parts):
     assert all(part in message for part in [*parts, str(target)]), message
 
 
+def test_a_file_that_is_cut_while_it_is_read(target):
+    weights = open_target(str(target))
+    truncate(target / "model.safetensors", 100_000)
+    with pytest.raises(ValueError, match=r"model\.safetensors: changed while it was read .*; export again"):
+        fill(SelfDecoder(weights.config, RECIPES["onnx"]["int8"]), weights)
+
+
 @pytest.mark.parametrize("source", ["no/such/folder", "nonsense", "", "a//b", __file__])
 def test_a_source_that_is_no_folder_and_no_id(source):
     assert f"checkpoint {source!r}" in refused(open_target, source)

@@ -67,6 +67,7 @@ def copy(bundle, tmp_path) -> Path:
         (["--prompt", "a", "--threads", "0"], "--threads 0 is outside 1..256; "),
         (["--prompt", "a", "--threads", "9" * 20], "is outside 1..256; "),
         (["--prompt", "a", "--beams", "4"], "unrecognized arguments: --beams 4; see "),
+        (["--prompt", "a", "--temp", "1"], "unrecognized arguments: --temp 1; see "),
         (["--prompt", "a", "--schedule", "fast"], "invalid choice: 'fast'"),
         (["--prompt", "a", "--chat", "b"], "not allowed with argument --prompt; see "),
         ([], "--prompt --prompt-ids --chat is required; see "),

@@ -135,6 +135,7 @@ def test_bad_token_ids_are_refused(target, changes, parts):
     ("changes", "expected"),
     [
         ({}, (3, "constant")),
+        ({"num_assistant_tokens": 20}, (16, "constant")),
         ({"num_assistant_tokens": 5, "num_assistant_tokens_schedule": "heuristic"}, (5, "heuristic")),
         ({"num_assistant_tokens": REMOVED, "num_assistant_tokens_schedule": REMOVED}, (6, "constant")),
     ],

@@ -125,6 +125,17 @@ def test_plain_is_measured_before_anything_is_drafted():
     assert decide(learn(Costs(), trial(Plan(None, 0), 0, 50.0)), {"mtp": 4}).count
 
 
+def test_a_round_that_was_held_up_does_not_turn_drafting_off():
+    """Another program had the processor for the time of a hundred rounds."""
+    costs = learn(Costs(), trial(Plan(None, 0), 0, 50.0))
+    for _ in range(20):
+        costs = learn(costs, trial(Plan("mtp", 4), 4, 80.0, 10.0))
+    assert learn(costs, trial(Plan("mtp", 4), 4, 5000.0, 10.0)).guard > 0
+    for _ in range(20):  # always slow is the drafts' fault
+        costs = learn(costs, trial(Plan("mtp", 4), 0, 300.0, 10.0))
+    assert not decide(costs, {"mtp": 4}).count
+
+
 @pytest.mark.parametrize("offers", [{}, {"mtp": 1}, {"ngram3": 5}])
 def test_no_more_is_planned_than_offered(offers):
     costs = Costs(rows={1: Mean(50.0, 9)}, chances={"mtp": (Mean(0.99, 50),) * 16, "ngram3": (Mean(0.99, 50),) * 16})
