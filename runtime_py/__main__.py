@@ -254,8 +254,6 @@ def _bench(options: argparse.Namespace) -> None:
 
 
 def _eval(options: argparse.Namespace) -> None:
-    from tqdm import tqdm
-
     from . import evaluate
     from .comparable import choose_plan
     from .memory import available_bytes, check_fits, together
@@ -275,10 +273,7 @@ def _eval(options: argparse.Namespace) -> None:
     if not options.force:
         check_fits(need, available_bytes())
     pairs = [(one.bundle, _load(one, plan.context, 0)) for one in both]
-    ids, loaded = evaluate.text_ids(pairs[0][1], text, options.tokens), [pair for _, pair in pairs]
-    total = evaluate.work(ids, loaded, plan.draft_tokens)
-    with tqdm(total=total, unit="token", disable=None) as bar:
-        result = evaluate.evaluate(pairs, ids, plan.context, plan.draft_tokens, bar.update)
+    result = evaluate.run(pairs, text, options.tokens, plan)
     told = evaluate.as_json(result, options.text, both[0].threads)
     print(json.dumps(told, ensure_ascii=False) if options.json else "\n".join(evaluate.lines(told)))
 

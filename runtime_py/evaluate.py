@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from tqdm import tqdm
 
+from .comparable import Plan
 from .drafting import DraftPolicy
 from .loading import Pair
 from .measure import draft_statistics
@@ -89,6 +91,13 @@ def text_ids(pair: Pair, text: str, limit: int | None) -> list[int]:
     if not ids:
         raise ValueError("the text has no tokens; give a file that holds some")
     return ids[:limit]
+
+
+def run(pairs: Sequence[tuple[Path, Pair]], text: str, limit: int | None, plan: Plan) -> Evaluation:
+    """Of the first `limit` tokens of a text, with a bar where somebody watches."""
+    ids, loaded = text_ids(pairs[0][1], text, limit), [pair for _, pair in pairs]
+    with tqdm(total=work(ids, loaded, plan.draft_tokens), unit="token", disable=None) as bar:
+        return evaluate(pairs, ids, plan.context, plan.draft_tokens, bar.update)
 
 
 def evaluate(

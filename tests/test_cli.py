@@ -251,7 +251,7 @@ def test_commands_of_the_readme(tmp_path):
         if re.match(r"(echo '[^']*' \| )?python -m ", line)
     ]
     assert [line.split()[2:4] for line in lines[:2]] == [["export", "tiny"], ["runtime_py", "generate"]]
-    assert len(lines) == 8
+    assert len(lines) == 9
     for line in lines:
         piped, _, call = line.rpartition(" | ")
         said = shlex.split(piped)[1] if piped else ""

@@ -20,6 +20,7 @@ from .conftest import BACKENDS
 from .edits import edit_json, error_line
 from .pairs import PairShape
 from .reference import THREADS, load_tiny, transformers_pair
+from .test_bundle import SHAPE
 from .texts import TINY
 
 CONTEXT = 200  # crosses a chunk's end, and is no multiple of a block
@@ -181,8 +182,8 @@ def test_other_checkpoints_are_refused_by_name(bundle_of, text, capsys):
     other = bundle_of(PairShape())
     line = refused(capsys, tiny, text, "--against", other)
     assert "vocabularies of 1024 and 512 tokens cannot be compared; give two bundles" in line
-    line = refused(capsys, other, text, "--against", bundle_of(PairShape(seed=1)))
-    assert "not the same checkpoint: target model.safetensors is " in line
+    line = refused(capsys, other, text, "--against", bundle_of(SHAPE))
+    assert "not the same checkpoint: target config.json is " in line
 
 
 @pytest.mark.parametrize(
