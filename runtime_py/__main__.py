@@ -293,6 +293,7 @@ def _check_bench(options: argparse.Namespace) -> None:
         require_matplotlib()
         if not options.html.absolute().parent.is_dir() or options.html.is_dir():
             raise ValueError(f"--html {options.html}: no file can be made there; give one in a folder that exists")
+        options.html.open("a").close()
 
 
 def _time_threads(options: argparse.Namespace, longest: int) -> list[dict]:

@@ -192,7 +192,12 @@ def package_folder() -> Path:
 @cache
 def load_shim() -> ctypes.CDLL:
     """OSError, with a reason to show, where the shim cannot be built or loaded."""
-    library = ctypes.CDLL(str(build_shim(package_folder())))
+    built = build_shim(package_folder())
+    try:
+        library = ctypes.CDLL(str(built))
+    except OSError:  # cut short or of another system: made once more
+        built.unlink(missing_ok=True)
+        library = ctypes.CDLL(str(build_shim(package_folder())))
     text = [ctypes.c_char_p, ctypes.c_size_t]
     library.g4_open.restype = ctypes.c_void_p
     library.g4_open.argtypes = [ctypes.c_char_p, ctypes.c_char_p, *text]

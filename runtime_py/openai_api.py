@@ -4,7 +4,7 @@ What changes a text and is not supported is refused by name, never passed over.
 """
 
 import json
-import math
+import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,9 @@ class ApiError(ValueError):
             if self.status == 429
             else "server_error"
         )
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        found = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        shown = {key: value and value.encode(errors="backslashreplace").decode() for key, value in found.items()}
+        return {"error": shown}  # a client's words in it may be no Unicode
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,8 @@ def _typed(data: dict, name: str, kind: type, default: object) -> object:
     number = kind is float and type(value) is int
     if value is not default and not number and type(value) is not kind:
         raise ApiError(400, f"{name} must be of type {kind.__name__}, not {type(value).__name__}", param=name)
-    if kind is float and value is not None and not math.isfinite(value):
-        raise ApiError(400, f"{name} is {value}; it must be finite", param=name)
+    if kind is float and value is not None and not abs(value) <= sys.float_info.max:
+        raise ApiError(400, f"{name} is {str(value)[:40]}; it must be finite", param=name)
     return value
 
 
@@ -153,8 +155,10 @@ def _message(message: object, where: str) -> dict:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ApiError(400, f"{where}: expected an object with a role", param="messages")
     content = message.get("content") or ""
+    if not isinstance(content, str | list):
+        raise ApiError(400, f"{where}: content must be a text or a list of parts", param="messages")
     if isinstance(content, list):
-        if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
+        if not all(map(_is_text, content)):
             raise ApiError(400, f"{where}: only parts of type text are supported", param="messages")
         content = "".join(part["text"] for part in content)
     role = "system" if message["role"] == "developer" else message["role"]
@@ -163,13 +167,17 @@ def _message(message: object, where: str) -> dict:
     return found if calls is None else {**found, "tool_calls": _calls(calls, where)}
 
 
+def _is_text(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type", "text") == "text" and isinstance(part.get("text"), str)
+
+
 def _calls(calls: object, where: str) -> list[dict]:
     try:
         return [
             {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
             for call in calls
         ]
-    except (TypeError, KeyError, ValueError):
+    except (TypeError, KeyError, ValueError, RecursionError):
         raise ApiError(400, f"{where}: tool_calls need a function with JSON arguments", param="messages") from None
 
 

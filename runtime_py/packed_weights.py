@@ -126,7 +126,7 @@ def _record_path(packed: Path) -> Path:
 def _read_record(packed: Path) -> dict:
     try:
         record = json.loads(_record_path(packed).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}
 

@@ -204,6 +204,16 @@ def test_without_compiler_the_python_package_runs_it(made, bundle, tmp_path, env
     assert "ExecuTorch's Python package is used, which loads torch" in seen["stderr"]
 
 
+def test_a_damaged_shim_is_compiled_again(made, bundle, tmp_path):
+    env = {"XDG_CACHE_HOME": str(tmp_path / "home")}
+    child(made, bundle, env=env)
+    (library,) = (tmp_path / "home").rglob("*.so")
+    library.write_bytes(b"\x7fELF")
+    (seen,) = child(made, bundle, env=env)
+    check_child(seen, made)
+    assert seen["stderr"] == "" and "torch" not in seen["modules"]
+
+
 def test_shim_compiles_without_warnings(tmp_path):
     command = [shutil.which("c++"), "-Werror", *build_options(package_folder(), tmp_path / "shim.so")]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -54,6 +54,7 @@ def _flip(packed: Path) -> None:
         lambda packed: packed.unlink(),
         lambda packed: Path(f"{packed}.json").unlink(),  # killed before packing was recorded
         lambda packed: Path(f"{packed}.json").write_text("[1"),
+        lambda packed: Path(f"{packed}.json").write_text("[" * 100_000),
     ],
 )
 def test_doubtful_packed_file_is_made_again(made, bundle, spoil):

@@ -141,6 +141,7 @@ def test_models_and_health(client, url):
         ({"n": 2}, "n 2 is not supported"),
         ({"max_tokens": 0}, "max_tokens is 0; it must be at least 1"),
         ({"temperature": -1}, "temperature is -1; it must be at least 0"),
+        ({"temperature": 10**400}, "it must be finite"),
         ({"top_p": "x"}, "top_p must be of type float, not str"),
         ({"stop": ""}, "stop must be a text or up to 4, none empty"),
         ({"extra_body": {"suffix2": "b"}}, "suffix2 is not supported here"),
@@ -160,6 +161,12 @@ def test_bad_request_is_one_line_and_400(client, changes, message, stream):
         ({"messages": [{"content": "a"}]}, "messages[0]: expected an object with a role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only parts of type text"),
         ({"messages": [{"role": "strange", "content": "a"}]}, "unknown role 'strange'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "text": "a"}]}]}, "only parts of type text"),
+        ({"messages": [{"role": "user", "content": 5}]}, "content must be a text or a list of parts"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "[" * 50_000}}]}]},
+            "JSON arguments",
+        ),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]}, "JSON arguments"),
         ({"tool_choice": "required"}, 'tool_choice "required" is not supported'),
         ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -186,6 +193,8 @@ def test_other_errors_are_objects_too(client, url):
     )
     assert httpx.post(f"{url}/v1/completions", content=b"[" * 90_000).status_code == 400
     assert httpx.post(f"{url}/v1/completions", content=b"[]").status_code == 400
+    odd = httpx.post(f"{url}/v1/chat/completions", content=rb'{"messages": [{"role": "\ud800", "content": "a"}]}')
+    assert odd.status_code == 400 and "unknown role" in odd.json()["error"]["message"]
 
 
 # Made-up sessions
