@@ -167,15 +167,21 @@ def parser() -> argparse.ArgumentParser:
     one = argparse.ArgumentParser(prog="python -m benchmarks.decode", description=__doc__.splitlines()[0])
     one.add_argument("bundle", type=Path)
     one.add_argument("--backend", choices=("onnx", "executorch", "all"), default="all")
-    one.add_argument("--contexts", type=_numbers, default=[512, 4096], metavar="N,..", help="default: 512,4096")
+    one.add_argument("--contexts", type=_numbers, default=[512, 3968], metavar="N,..", help="default: 512,3968")
     one.add_argument("--prefill", type=_numbers, default=[128, 512], metavar="N,..", help="default: 128,512")
-    one.add_argument("--rounds", type=int, default=7)
-    one.add_argument("--threads", type=int, default=default_threads())
+    one.add_argument("--rounds", type=_number, default=7)
+    one.add_argument("--threads", type=_number, default=default_threads())
     return one
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",") if part]
+    return [_number(part) for part in text.split(",")]
+
+
+def _number(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
 
 
 def main(options: argparse.Namespace) -> int:
@@ -188,7 +194,11 @@ def main(options: argparse.Namespace) -> int:
         longest = min(models.target.max_context_tokens for models in all_models.values())
         for context in options.contexts:
             if context > longest - contract.CHUNK_ROWS:
-                print(f"context {context}: left out, the bundle's files take {longest}", file=sys.stderr)
+                print(
+                    f"context {context}: left out, with the {contract.CHUNK_ROWS} tokens of a call it is longer than the "
+                    f"{longest} that the bundle's files take",
+                    file=sys.stderr,
+                )
                 continue
             found = measure(all_models, manifest, context, options.prefill, options.rounds, options.threads)
             print_table(context, all_models, *found)

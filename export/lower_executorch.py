@@ -13,6 +13,7 @@ import mmap
 import operator
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -260,6 +261,8 @@ def write(
     path = folder / f"{graph.name}.pte"
     with ExitStack() as stack:
         constants = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=".constants-")))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # of torch's and ExecuTorch's own calls to each other
         stack.enter_context(_spilled(constants))
         stack.enter_context(_shared_constants())
         stack.enter_context(_short_provenance())

@@ -248,9 +248,9 @@ def _bench(options: argparse.Namespace) -> None:
     pair = _load(options, longest, 0, timer.wrap)
     plan = Plan(prompts, tuple(options.modes), options.repeats, options.tokens, options.drafter, options.context)
     result = measure(pair, timer, plan, options.threads, thread_candidates, _say)
-    if options.html:
+    print(json.dumps(result, ensure_ascii=False) if options.json else bench_report.text(result), flush=True)
+    if options.html:  # last: what took minutes to measure is told, even if this file cannot be written
         options.html.write_text(bench_report.html(result), encoding="utf-8")
-    print(json.dumps(result, ensure_ascii=False) if options.json else bench_report.text(result))
 
 
 def _eval(options: argparse.Namespace) -> None:
@@ -293,7 +293,6 @@ def _check_bench(options: argparse.Namespace) -> None:
         require_matplotlib()
         if not options.html.absolute().parent.is_dir() or options.html.is_dir():
             raise ValueError(f"--html {options.html}: no file can be made there; give one in a folder that exists")
-        options.html.open("a").close()
 
 
 def _time_threads(options: argparse.Namespace, longest: int) -> list[dict]:

@@ -157,9 +157,9 @@ def learn(costs: Costs, trial: Trial) -> Costs:
     chances = {name: _fade(places, CHANCE_KEPT_IDLE) for name, places in costs.chances.items()}
     for name, (hits, tried) in trial.agreed.items():
         chances[name] = _learn_places(costs.chances.get(name, ()), hits, tried)
-    plain = rows[1].value if 1 in rows else verify_seconds(rows)[0]
-    usual = verify_seconds(rows)[trial.drafted]
-    spent = (min(trial.verify_s, LOSS_CLIP * usual) + trial.draft_s) / plain
+    usual = verify_seconds(rows)
+    plain = rows[1].value if 1 in rows else usual[0]
+    spent = (min(trial.verify_s, LOSS_CLIP * usual[trial.drafted]) + trial.draft_s) / plain
     gain = trial.tokens - spent if trial.drafted else 0.0
     paid = (gain if trial.drafted else -trial.plan.loss) if trial.plan.probe else 0.0
     return Costs(

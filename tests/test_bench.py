@@ -382,6 +382,17 @@ def test_a_report_of_plain_decoding_alone(result):
     assert "nothing was drafted" in page
 
 
+def test_what_was_measured_is_told_though_the_report_cannot_be_written(bundle_of, tmp_path):
+    prompts = tmp_path / "one.jsonl"
+    prompts.write_text('{"kind": "chat", "text": "ROMEO:"}\n')
+    report = tmp_path / "full.html"
+    report.symlink_to("/dev/full")
+    options = ["--prompts", prompts, "--draft-tokens", "0", "--tokens", "2", "--repeats", "1", "--backend", "onnx"]
+    done = run("bench", bundle_of("tiny"), *options, "--threads", 1, "--json", "--html", report)
+    assert done.returncode == 2 and json.loads(done.stdout)["repeats"] == 1
+    assert done.stderr.splitlines()[-1] == "error: [Errno 28] No space left on device"
+
+
 def test_html_without_matplotlib_is_one_line(bundle_of, tmp_path):
     code = (
         "import importlib.util as util, sys; find = util.find_spec; "
