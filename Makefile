@@ -9,6 +9,7 @@ BUNDLE := build/tiny-int8
 setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
+	@echo 'setting up $(VENV): about 2 GB, minutes the first time'
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install -q -c constraints.txt setuptools torch==2.13.0
 	$(VENV)/bin/pip install -q -c constraints.txt -e '.[export,executorch,optimum,serve,bench,test]'

@@ -27,6 +27,7 @@ from runtime_py.speculative import prefill_chunks
 
 ROWS = (1, 2, 3, 4, 5, 8)
 STREAM_BYTES = 1 << 29
+BUSY_SPREAD = 0.2  # as `spread` gives it
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,8 @@ def print_table(
             f"{backend}: decode reads {models.weight_bytes / 1e6:.0f} MB of weights, {limit * 1e3:.1f} ms at that rate: "
             f"{limit / one:.0%} of the limit"
         )
+    if max(map(spread, seconds.values())) > BUSY_SPREAD:
+        print("times vary: other programs may keep the machine busy; measure again when it is idle")
     if len(all_models) == 2:
         names = [name for backend, name in seconds if backend == "onnx"]
         ratios = (

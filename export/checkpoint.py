@@ -19,7 +19,8 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
 from runtime_py.manifest import sha256
 
-HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
+CONFIG_FILES = ("*.json", "*.jinja")
+HUB_FILES = (*CONFIG_FILES, "*.safetensors")
 FLOAT_DTYPES = ("BF16", "F16", "F32")
 DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I32": 4, "I64": 8}
 TEXT_PREFIXES = ("model.language_model.", "language_model.model.", "model.")
@@ -85,8 +86,13 @@ def open_checkpoint(source: str) -> Checkpoint:
     return Checkpoint(folder, source, revision, load_config(folder), locate_tensors(folder))
 
 
-def resolve(source: str) -> tuple[Path, str | None]:
-    """Folder, or hub id downloaded into the hub's cache -> (folder, commit hash of a hub id)."""
+def read_config(source: str) -> PreTrainedConfig:
+    """Folder or hub id -> its config alone: of a hub id nothing but the small files are downloaded."""
+    return load_config(resolve(source, CONFIG_FILES)[0])
+
+
+def resolve(source: str, files: tuple[str, ...] = HUB_FILES) -> tuple[Path, str | None]:
+    """Folder, or hub id whose `files` are downloaded into the hub's cache -> (folder, commit hash of a hub id)."""
     if source and Path(source).is_dir():
         return Path(source), None
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", source) or Path(source).exists():
@@ -99,7 +105,7 @@ def resolve(source: str) -> tuple[Path, str | None]:
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
-        folder = Path(snapshot_download(source, allow_patterns=list(HUB_FILES)))
+        folder = Path(snapshot_download(source, allow_patterns=list(files)))
     except Exception as error:  # a connection that breaks off raises the HTTP client's own classes
         cause = str(error.__cause__ or error).strip() or type(error).__name__
         raise ValueError(

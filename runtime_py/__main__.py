@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 TEMPLATE_TOKENS = 256  # room for what a template writes around a message
+MOST_ERROR = 1000  # characters
 THREADS_HELP = "default: one per physical core, without the slowest class"
 CONTEXT_HELP = "most tokens of a text; default: the bundle's"
 
@@ -144,7 +145,9 @@ def _modes(text: str) -> list[int | str]:
 
 def main(arguments: list[str]) -> int:
     try:
-        options = parser().parse_args(arguments)
+        options, unknown = parser().parse_known_args(arguments)
+        if unknown:
+            raise ValueError(f"unknown argument {unknown[0]!r}; see python -m runtime_py {options.command} --help")
         commands = {"generate": _generate, "chat": _chat, "serve": _serve, "check": _check, "bench": _bench}
         {**commands, "eval": _eval, "info": _info}[options.command](options)
         print(end="", flush=True)  # now, so that an error of the write is met below
@@ -167,8 +170,9 @@ def _drop_unwritten() -> None:
 
 
 def _one_line(message: object) -> str:
-    """The names of files may hold line breaks."""
-    return " ".join(str(message).splitlines())
+    """The names of files may hold line breaks, and a number thousands of digits."""
+    line = " ".join(str(message).splitlines())
+    return line if len(line) <= MOST_ERROR else f"{line[: MOST_ERROR // 2]} ... {line[-MOST_ERROR // 2 :]}"
 
 
 def _generate(options: argparse.Namespace) -> None:
@@ -215,7 +219,7 @@ def _serve(options: argparse.Namespace) -> None:
     try:
         from .serve import run
     except ModuleNotFoundError as error:
-        raise ValueError(f"{error.name} is not installed; serve needs pip install 'gemma4-mtp[serve]'") from None
+        raise ValueError(f"{error.name} is not installed; serve needs pip install -e '.[serve]'") from None
     if not 0 <= options.port < 1 << 16:
         raise ValueError(f"--port {options.port} is outside 0..65535")
     run(Session(_load(options, None, MARGIN_ROWS), options.context), options.host, options.port)
@@ -225,12 +229,12 @@ def _check(options: argparse.Namespace) -> None:
     from .probe import CONTEXT_TOKENS, as_json, lines, probe
 
     pair = _load(options, CONTEXT_TOKENS, 0)
-    result = as_json(probe(pair.target, pair.drafter), pair.off_reason)
+    result = as_json(probe(pair.target, pair.drafter, options.context), pair.off_reason)
     result = {"bundle": pair.manifest.name, "backend": pair.backend, "threads": options.threads, **result}
     if options.json:
         print(json.dumps(result, ensure_ascii=False))
         return
-    print(f"{result['bundle']} on {result['backend']}, {result['threads']} threads")
+    print(f"{result['bundle']} on {result['backend']}, threads: {result['threads']}")
     print("\n".join(lines(result)))
 
 
@@ -420,13 +424,14 @@ def _parse_ids(text: str) -> list[int]:
 
 def _summary(result: dict) -> str:
     timings, draft = result["timings"], result["draft"]
-    rate = f"{timings['decode_tokens_per_second']:.1f} tokens/s" if timings["decode_tokens_per_second"] else "one token"
+    rate, count = timings["decode_tokens_per_second"], len(result["token_ids"])
+    counted = f"{count} token{'' if count == 1 else 's'}" + (f", {rate:.1f} tokens/s" if rate else "")
     share = draft["accepted"] / draft["drafted"] if draft["drafted"] else 0
     parts = [f"{draft['accepted']} of {draft['drafted']} accepted ({share:.0%})"] if draft["drafted"] else []
     parts += [f"off ({draft['off_reason']})"] if draft["off_reason"] else []
     seed = result["sampling"]["seed"]
     return (
-        f"[{len(result['token_ids'])} tokens, {rate}, first after {timings['time_to_first_token_s']:.3f} s, "
+        f"[{counted}, first after {timings['time_to_first_token_s']:.3f} s, "
         f"stop: {result['stop_reason']}, {result['backend']}, {'greedy' if seed is None else f'seed {seed}'}, "
         f"drafts: {', now '.join(parts) or 'none'}, peak {result['memory']['peak_rss_mib']:.0f} MiB]"
     )

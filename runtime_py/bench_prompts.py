@@ -1,8 +1,11 @@
 """What a bench asks: built-in prompts, a kind of text each, or a file of them."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
+
+SURROGATE = re.compile("[\ud800-\udfff]")  # half a character; JSON can write it, a text cannot hold it
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ PROMPTS = (
 def read_prompts(path: Path) -> tuple[Prompt, ...]:
     """A JSON object with the texts "kind" and "text" on every line. ValueError names the line that is none."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # other line breaks may stand within a text
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: no UTF-8 ({error})") from None
     prompts = tuple(_prompt(path, i + 1, line) for i, line in enumerate(lines) if line.strip())
@@ -63,6 +66,6 @@ def _prompt(path: Path, number: int, line: str) -> Prompt:
     if not isinstance(entry, dict) or entry.keys() != {"kind", "text"}:
         raise ValueError(f'{path}: line {number} is {line[:60]!r}; write {{"kind": "chat", "text": "..."}}, one a line')
     for name, value in entry.items():
-        if not isinstance(value, str) or not value:
-            raise ValueError(f"{path}: line {number}: {name} is {value!r}; give a text")
+        if not isinstance(value, str) or not value or SURROGATE.search(value):
+            raise ValueError(f"{path}: line {number}: {name} is {value!r:.80}; give a text")
     return Prompt(**entry)

@@ -105,7 +105,7 @@ def require_matplotlib() -> None:
     """ValueError, before anything is measured, where it is missing. It is not imported yet: the peak of memory would be
     its own."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("matplotlib is not installed; --html needs pip install 'gemma4-mtp[bench]'")
+        raise ValueError("matplotlib is not installed; --html needs pip install -e '.[bench]'")
 
 
 def html(result: dict) -> str:

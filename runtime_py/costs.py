@@ -211,8 +211,13 @@ def explain(costs: Costs, source: str) -> str | None:
     if best is None or (best.speedup > 1 and costs.guard > 0):
         return None
     verify = verify_seconds(costs.rows)
-    pays = "seems to pay, and has lost time lately" if best.speedup > 1 else "does not pay"
-    return (
-        f"drafting {pays}: verify of {best.count + 1} rows costs {verify[best.count] / verify[0]:.1f}x, "
-        f"acceptance {(best.tokens - 1) / best.count:.2f}, expected {best.speedup:.2f}x of plain"
+    means = (
+        f"verify of {best.count + 1} rows costs {verify[best.count] / verify[0]:.1f}x, acceptance "
+        f"{(best.tokens - 1) / best.count:.2f}"
     )
+    if best.speedup > 1:
+        return (
+            f"drafting pauses: its last rounds took longer than plain decoding would have, against its means ({means}: "
+            f"{best.speedup:.2f}x of plain); other programs may keep the machine busy"
+        )
+    return f"drafting does not pay: {means}, expected {best.speedup:.2f}x of plain"

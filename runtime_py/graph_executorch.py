@@ -219,14 +219,18 @@ def build_shim(package: Path) -> Path:
         compiler = next(filter(shutil.which, (os.environ.get("CXX", ""), *COMPILERS)), None)
         if compiler is None:
             raise OSError(f"no C++ compiler ({', '.join(COMPILERS)})")
-        folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder):
-            if not library.is_file():  # by another process, meanwhile
-                _compile(compiler, package, library)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with locked(folder):
+                if not library.is_file():  # by another process, meanwhile
+                    _compile(compiler, package, library)
+        except PermissionError:
+            raise OSError(f"{folder} cannot be written, set XDG_CACHE_HOME to a folder that can") from None
     return library
 
 
 def _compile(compiler: str, package: Path, library: Path) -> None:
+    _say_once("compiling the ExecuTorch shim, once")
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:  # so that `library` is whole or absent
         made = Path(scratch) / library.name
         done = subprocess.run([compiler, *build_options(package, made)], capture_output=True, text=True)

@@ -15,10 +15,11 @@ import dataclasses
 import hashlib
 import json
 import math
-import types
 import typing
 from dataclasses import dataclass
 from pathlib import Path
+
+from .strict_json import decode
 
 SCHEMA_VERSION = 2
 MANIFEST_NAME = "manifest.json"
@@ -237,6 +238,8 @@ def to_json(manifest: Manifest) -> str:
 def load(bundle: Path) -> Manifest:
     """Read and check bundle/manifest.json. ValueError names the file and the field that is wrong."""
     path = Path(bundle) / MANIFEST_NAME
+    if not Path(bundle).is_dir():
+        raise ValueError(f"{bundle}: no such folder; give the one that an export wrote, with {MANIFEST_NAME} in it")
     if not path.is_file():
         raise ValueError(f"{bundle}: no {MANIFEST_NAME}: not a bundle, or its export did not finish; export it again")
     try:
@@ -246,7 +249,7 @@ def load(bundle: Path) -> Manifest:
             raise ValueError(
                 f"schema_version is {version!r}, this runtime reads {SCHEMA_VERSION}; export the bundle again"
             )
-        manifest = _decode(Manifest, data, "")
+        manifest = decode(Manifest, data)
         _validate(manifest)
     except (ValueError, OverflowError, RecursionError) as error:  # json and unicode errors are ValueErrors
         raise ValueError(f"{path}: {error}") from None
@@ -288,46 +291,6 @@ def graph_files(manifest: Manifest, graph: str, backend: str) -> tuple[str, ...]
         raise ValueError(f"the bundle has {graph} for {', '.join(files) or 'no backend'}, not for {backend}; export it")
     model = files[backend]
     return tuple(name for name in manifest.files if name == model or name == f"{model}.data")
-
-
-def _decode(kind: typing.Any, value: typing.Any, where: str) -> typing.Any:
-    """JSON value -> the annotated type, strictly: every key present, none unknown, no type bent."""
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        return _decode_record(kind, value, where)
-    if origin is types.UnionType:
-        return _decode_union(args, value, where)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_decode(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    if origin is dict and isinstance(value, dict):
-        return {key: _decode(args[1], item, f"{where}.{key}") for key, item in value.items()}
-    if kind is float and type(value) in (int, float) and math.isfinite(value):
-        return float(value)
-    if origin is None and type(value) is kind:  # so that true is no int
-        return value
-    raise ValueError(f"{where or 'the file'}: expected {getattr(kind, '__name__', kind)}, got {str(value)[:60]!r}")
-
-
-def _decode_record(kind: type, value: typing.Any, where: str) -> typing.Any:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where or 'the file'}: expected an object, got {str(value)[:60]!r}")
-    hints = typing.get_type_hints(kind)
-    if missing := sorted(hints.keys() - value.keys()):
-        raise ValueError(f"{where or 'the file'}: key {missing[0]!r} is missing")
-    if unknown := sorted(value.keys() - hints.keys()):
-        raise ValueError(f"{where or 'the file'}: unknown key {unknown[0]!r}")
-    return kind(**{key: _decode(hint, value[key], f"{where}.{key}".lstrip(".")) for key, hint in hints.items()})
-
-
-def _decode_union(options: tuple, value: typing.Any, where: str) -> typing.Any:
-    """`X | None` and `int | str`."""
-    if value is None and types.NoneType in options:
-        return None
-    rest = [option for option in options if option is not types.NoneType]
-    for option in rest:
-        if dataclasses.is_dataclass(option) or type(value) is option:
-            return _decode(option, value, where)
-    return _decode(rest[0], value, where)
 
 
 def _validate(manifest: Manifest) -> None:

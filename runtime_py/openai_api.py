@@ -26,7 +26,13 @@ SAMPLING = {
 NEUTRAL = {"user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key"}
 COMMON = {"model", "stream", "stream_options", "stop", "max_tokens", "n", *SAMPLING}
 CHAT = {"messages", "tools", "tool_choice", "max_completion_tokens", "response_format", "chat_template_kwargs"}
-NO_EFFECT = {"n": (1,), "frequency_penalty": (0,), "presence_penalty": (0,), "logprobs": (False,), "logit_bias": ({},)}
+NO_EFFECT = {
+    "n": (1,),
+    "frequency_penalty": (0, 0.0),
+    "presence_penalty": (0, 0.0),
+    "logprobs": (False,),
+    "logit_bias": ({},),
+}
 NO_EFFECT |= {
     "response_format": ({"type": "text"},),
     "tool_choice": ("auto", "none"),
@@ -84,12 +90,11 @@ def read_request(data: object, chat: bool, model: str, defaults: SamplingSpec) -
         raise ApiError(400, "the request is no JSON object")
     data = {name: value for name, value in data.items() if value is not None}
     _check_names(data, chat, model)
-    options = data.get("stream_options", {})
     settings = Settings(_max_tokens(data), choose_sampling(defaults, **_sampling(data)), None, _stop(data))
-    stream = _typed(data, "stream", bool, False), bool(isinstance(options, dict) and options.get("include_usage"))
+    stream = _typed(data, "stream", bool, False), _include_usage(data)
     if not chat:
         return Request(settings, *stream, prompt=_prompt(data))
-    tools = None if data.get("tool_choice") == "none" else _typed(data, "tools", list, None)
+    tools = None if data.get("tool_choice") == "none" else _tools(data)
     variables = _typed(data, "chat_template_kwargs", dict, None)
     messages = [_message(message, f"messages[{i}]") for i, message in enumerate(_typed(data, "messages", list, []))]
     return Request(settings, *stream, messages=messages, tools=tools, variables=variables)
@@ -100,7 +105,7 @@ def _check_names(data: dict, chat: bool, model: str) -> None:
     if unknown := sorted(data.keys() - known):
         raise ApiError(400, f"{unknown[0]} is not supported here", param=unknown[0])
     for name, allowed in NO_EFFECT.items():
-        if name in data and data[name] not in allowed:
+        if name in data and not any(type(data[name]) is type(value) and data[name] == value for value in allowed):
             shown = json.dumps(data[name])[:60]
             raise ApiError(400, f"{name} {shown} is not supported; leave it out", param=name)
     if "model" in data and data["model"] != model:
@@ -135,6 +140,22 @@ def _stop(data: dict) -> tuple[str, ...]:
     if not isinstance(stop, list) or not all(isinstance(text, str) and text for text in stop) or len(stop) > 4:
         raise ApiError(400, "stop must be a text or up to 4, none empty", param="stop")
     return tuple(stop)
+
+
+def _include_usage(data: dict) -> bool:
+    options = _typed(data, "stream_options", dict, {})
+    if unknown := sorted(options.keys() - {"include_usage"}):
+        raise ApiError(400, f"stream_options.{unknown[0][:60]} is not supported here", param="stream_options")
+    return bool(_typed(options, "include_usage", bool, False))
+
+
+def _tools(data: dict) -> list[dict] | None:
+    tools = _typed(data, "tools", list, None)
+    for i, tool in enumerate(tools or []):
+        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ApiError(400, f"tools[{i}]: expected type function and a function with a name", param="tools")
+    return tools
 
 
 def _prompt(data: dict) -> Prompt:
@@ -173,12 +194,15 @@ def _is_text(part: object) -> bool:
 
 def _calls(calls: object, where: str) -> list[dict]:
     try:
-        return [
+        found = [
             {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
             for call in calls
         ]
     except (TypeError, KeyError, ValueError, RecursionError):
-        raise ApiError(400, f"{where}: tool_calls need a function with JSON arguments", param="messages") from None
+        found = [{"function": {}}]
+    if not all(isinstance(call["function"].get("arguments"), dict) for call in found):
+        raise ApiError(400, f"{where}: tool_calls need a function whose arguments are a JSON object", param="messages")
+    return found
 
 
 def _usage(reply: Reply) -> dict:

@@ -62,10 +62,14 @@ def prepare_packed(shim: ctypes.CDLL, model: Path, sha256: str, packed: Path) ->
 
 
 def verify(path: Path, sha256: str) -> None:
-    """ValueError if the file is missing or its bytes are not those that were exported."""
+    """ValueError if the file is missing, unreadable, or its bytes are not those that were exported."""
     if not path.is_file():
         raise ValueError(f"{path}: file is missing; export the bundle again")
-    if (digest := hash_file(path)) != sha256:
+    try:
+        digest = hash_file(path)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror}); check its permissions") from None
+    if digest != sha256:
         raise ValueError(
             f"{path}: sha256 is {digest}, the manifest says {sha256}; the file is corrupt, export the bundle again"
         )
@@ -94,6 +98,7 @@ def _pack(shim: ctypes.CDLL, model: Path, packed: Path) -> None:
     for entry in packed.parent.iterdir():  # of another .pte, processor or version, or left by a process that was killed
         if other.fullmatch(entry.name):
             entry.unlink()
+    print(f"{model.name}: packing weights into {packed.parent}, once", file=sys.stderr)
     with _temporary_beside(packed) as temporary:
         command = [sys.executable, "-ISc", PACK, shim._name, str(model.absolute()), str(temporary.absolute())]
         if code := subprocess.run(command, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL).returncode:

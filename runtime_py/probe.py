@@ -69,9 +69,12 @@ def quartiles(values: list[float]) -> Quartiles:
     return Quartiles(*statistics.quantiles(values, n=4, method="inclusive"))
 
 
-def probe(target: Target, drafter: Drafter | None, clock: Clock = time.perf_counter) -> Probe:
-    """Costs are measured in turns, so that a machine that gets slower slows all of them."""
-    cache, block = _prepare(target)
+def probe(
+    target: Target, drafter: Drafter | None, max_tokens: int | None = None, clock: Clock = time.perf_counter
+) -> Probe:
+    """Costs are measured in turns, so that a machine that gets slower slows all of them. max_tokens: of the text that is
+    run, None for what the target takes."""
+    cache, block = _prepare(target, max_tokens or target.max_context_tokens)
     counts = [rows for rows in ROW_COUNTS if rows <= len(block)]
     context_tokens = cache.length
     verify_s, draft_s = _measure(target, drafter, cache, block, counts, clock)
@@ -109,9 +112,9 @@ def _measure(
     return verify_s, draft_s
 
 
-def _prepare(target: Target) -> tuple[KVCache, list[int]]:
+def _prepare(target: Target, max_tokens: int) -> tuple[KVCache, list[int]]:
     """A cache of CONTEXT_TOKENS random tokens, and as many more as a block may have: fewer where the context is short."""
-    most = min(target.max_context_tokens, CONTEXT_TOKENS + MAX_DRAFT_TOKENS + 1)
+    most = min(max_tokens, CONTEXT_TOKENS + MAX_DRAFT_TOKENS + 1)
     ids = np.random.default_rng(0).integers(0, target.spec.vocab_size, most).tolist()
     cache, context = target.new_cache(most), max(0, most - MAX_DRAFT_TOKENS - 1)
     while cache.length < context:
@@ -195,13 +198,17 @@ def lines(told: dict) -> list[str]:
     return [
         f"rows: {told['rows_compared']} rows of blocks differ from the same rows alone by at most "
         f"{told['max_logit_difference']:.3g} in a logit, {told['argmax_flips']} have another best token",
-        f"costs: median and quartiles of {told['repeats']}, ratios by the lower quartiles, after {told['context_tokens']} tokens",
-        *(f"verify {n:>{width}} rows {_ms(rows[n])}  {told['verify_ratio'][n]:.2f}x of one" for n in rows),
+        f"costs: lower quartile (median, upper quartile) of {told['repeats']} after {told['context_tokens']} tokens; ratios by "
+        "the first, for other programs only add time",
+        *(
+            f"verify {n:>{width}} {'row ' if n == '1' else 'rows'} {_ms(rows[n])}  {told['verify_ratio'][n]:.2f}x of one"
+            for n in rows
+        ),
         *([f"draft one token {_ms(draft)}  {told['draft_ratio']:.2f}x"] if draft else []),
         *([BUSY_NOTE] if told["busy"] else []),
-        f"verdict: {told['verdict']}",
+        f"verdict{' on a busy machine, uncertain' if told['busy'] else ''}: {told['verdict']}",
     ]
 
 
 def _ms(entry: dict) -> str:
-    return f"{entry['median'] * 1e3:8.3f} ms ({entry['low'] * 1e3:.3f} to {entry['high'] * 1e3:.3f})"
+    return f"{entry['low'] * 1e3:8.3f} ms ({entry['median'] * 1e3:.3f}, {entry['high'] * 1e3:.3f})"

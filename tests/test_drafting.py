@@ -158,7 +158,7 @@ def test_probes_lose_no_more_than_their_share():
 def test_drafting_that_loses_in_fact_is_stopped_although_it_seems_to_pay():
     costs = Costs(rows={1: Mean(50.0, 30)}, chances={"mtp": (Mean(0.9, 1000),) * 8}, guard=-0.1)
     assert not decide(costs, {"mtp": 8}).count
-    assert "seems to pay, and has lost time lately: verify of " in explain(costs, "mtp")
+    assert "pauses: its last rounds took longer than plain decoding" in explain(costs, "mtp")
     assert decide(replace(costs, guard=0.1), {"mtp": 8}).count
 
 

@@ -128,10 +128,11 @@ def export(hub: Hub, tmp_path: Path, *arguments: str) -> subprocess.CompletedPro
 
 
 def test_default_export_downloads_the_official_ids(hub, tmp_path):
-    """And looks at what came: the stub's pair has another size."""
+    """Small files first, and looks at them: the stub's pair has another size."""
     result = export(hub, tmp_path, "e2b")
     assert result.returncode == 2 and "hidden_size is 64, e2b has 1536: use custom" in result.stderr
-    assert all(f"{repository}/resolve/{hub.commit(repository)}/model.safetensors" in hub.asked for repository in IDS)
+    assert all(f"{repository}/resolve/{hub.commit(repository)}/config.json" in hub.asked for repository in IDS)
+    assert not any("safetensors" in path for path in hub.asked)
 
 
 def test_a_bundle_from_ids_names_their_commits(hub, tmp_path):
@@ -166,7 +167,8 @@ def test_failures_are_one_line(through, failure, parts, tmp_path, monkeypatch, c
         through.folders.clear()
     if failure == "down":
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    line = error_line(main, ["e2b", "--out", tmp_path / "bundle"], capsys)
+    command = ["custom", "--checkpoint", IDS[0], "--drafter", IDS[1], "--out", tmp_path / "bundle"]
+    line = error_line(main, command, capsys)
     assert all(part in line for part in [IDS[0], "cannot be downloaded", *parts]), line
     assert not (tmp_path / "bundle").exists()
 

@@ -145,6 +145,11 @@ def test_models_and_health(client, url):
         ({"top_p": "x"}, "top_p must be of type float, not str"),
         ({"stop": ""}, "stop must be a text or up to 4, none empty"),
         ({"extra_body": {"suffix2": "b"}}, "suffix2 is not supported here"),
+        ({"extra_body": {"n": True}}, "n true is not supported"),
+        ({"extra_body": {"logprobs": 0}}, "logprobs 0 is not supported"),
+        ({"extra_body": {"stream_options": 5}}, "stream_options must be of type dict, not int"),
+        ({"extra_body": {"stream_options": {"include_usage": 1}}}, "include_usage must be of type bool, not int"),
+        ({"extra_body": {"stream_options": {"often": True}}}, "stream_options.often is not supported here"),
     ],
 )
 def test_bad_request_is_one_line_and_400(client, changes, message, stream):
@@ -165,9 +170,12 @@ def test_bad_request_is_one_line_and_400(client, changes, message, stream):
         ({"messages": [{"role": "user", "content": 5}]}, "content must be a text or a list of parts"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "[" * 50_000}}]}]},
-            "JSON arguments",
+            "a JSON object",
         ),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]}, "JSON arguments"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]}, "a JSON object"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "[1]"}}]}]}, "a JSON object"),
+        ({"tools": [{"type": "function", "function": 1}]}, "tools[0]: expected type function and a function"),
+        ({"tools": [{"function": {"name": "f"}}]}, "tools[0]: expected type function"),
         ({"tool_choice": "required"}, 'tool_choice "required" is not supported'),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
@@ -353,5 +361,5 @@ def test_bad_options_and_a_missing_extra_are_one_line(bundle, tmp_path):
     )
     assert result.returncode == 2
     assert re.fullmatch(
-        r"error: starlette\S* is not installed; serve needs pip install 'gemma4-mtp\[serve\]'\n", result.stderr
+        r"error: starlette\S* is not installed; serve needs pip install -e '\.\[serve\]'\n", result.stderr
     )
