@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 VERSION = "0.3.36"
-SETTINGS = "-DGGML_NATIVE=ON;-DLLAVA_BUILD=OFF"
+SETTINGS = "-DGGML_NATIVE=ON;-DLLAVA_BUILD=OFF;-DLLAMA_BUILD_EXAMPLES=OFF"
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "build/llama_cpp"
 COMMAND = "python -m benchmarks.llama_cpp_build"
@@ -42,16 +42,22 @@ def build(folder: Path, jobs: int) -> None:
     python, source, cmake = _build(folder).python, folder / "source", folder / "cmake"
     _run([sys.executable, "-m", "venv", folder / "venv"])
     if not source.is_dir():
-        pip = [python, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "llama-cpp-python"]
-        _run([*pip, "--dest", folder, f"llama-cpp-python=={VERSION}"])
-        with tarfile.open(next(folder.glob(f"llama_cpp_python-{VERSION}*.tar.gz"))) as archive:
-            archive.extractall(folder, filter="data")
-        next(path for path in folder.glob(f"llama_cpp_python-{VERSION}*") if path.is_dir()).rename(source)
+        _fetch_source(folder, python, source)
     settings = ["-C", f"build-dir={cmake}", "-C", "cmake.build-type=Release", "-C", f"cmake.args={SETTINGS}"]
     _run([python, "-m", "pip", "install", "-q", *settings, source, "gguf"], CMAKE_BUILD_PARALLEL_LEVEL=str(jobs))
     _run(["cmake", "-S", source, "-B", cmake, "-DLLAMA_BUILD_EXAMPLES=ON"])
     _run(["cmake", "--build", cmake, "--target", "llama-speculative-simple", "-j", str(jobs)])
     (folder / "built-with").write_text(_stamp(), encoding="utf-8")
+
+
+def _fetch_source(folder: Path, python: Path, source: Path) -> None:
+    """The archive, unpacked; it stays beside the source."""
+    pip = [python, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "llama-cpp-python"]
+    _run([*pip, "--dest", folder, f"llama-cpp-python=={VERSION}"])
+    name = f"llama_cpp_python-{VERSION}"
+    with tarfile.open(folder / f"{name}.tar.gz") as archive:
+        archive.extractall(folder, filter="data")
+    (folder / name).rename(source)
 
 
 def _build(folder: Path) -> Build:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ("/etc/apt/sources.list.d/debian.sources", "/etc/apt/sources.list")
+QEMU = ("qemu-aarch64-static", "qemu-aarch64")  # of one of these packages
 QEMU_PACKAGES = ("qemu-user-static", "qemu-user")  # the second where the first is only a name for it
 GLIBC_MINORS = range(17, 37)  # of the oldest Debian with a Python that is new enough: 2.36
 TOOLS = ("apt-get", "dpkg-deb")
@@ -63,6 +64,9 @@ def prepare(folder: Path) -> Emulator:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         _unpack(folder, "amd64", QEMU_PACKAGES, folder / "qemu")
+        for path in (folder / "qemu/usr/bin").iterdir():  # half a gigabyte of other processors
+            if path.name not in QEMU:
+                path.unlink()
         _unpack(folder, "arm64", ("python3", "libstdc++6"), folder / "system")
         _write_cpuinfo(folder / "system")
         _install_wheels(folder, wheels)
@@ -123,7 +127,7 @@ def _install_wheels(folder: Path, wheels: list[str]) -> None:
 
 
 def _found(folder: Path) -> Emulator:
-    qemu = [path for name in ("qemu-aarch64-static", "qemu-aarch64") for path in (folder / "qemu/usr/bin").glob(name)]
+    qemu = [path for name in QEMU if (path := folder / "qemu/usr/bin" / name).is_file()]
     if not qemu:
         raise Unavailable(f"{folder}/qemu holds no qemu-aarch64: Debian's packages have changed")
     return Emulator(qemu[0], folder / "system", _python(folder), folder / "packages")
