@@ -32,6 +32,9 @@ from runtime_py.manifest import Manifest
 TYPES = {"int8": "Q8_0", "int4": "Q4_0"}  # of the recipe's bits
 LLAMA = "llama.cpp"
 SPARE_TOKENS, DRAFT_TOKENS = 64, 32  # room behind the context, tokens that are drafted and verified
+TRIES = (
+    20  # llama.cpp's programs do not wait for the thread that prints: a small model's often end before their last words
+)
 BITS = {"Q4_0": 4.5, "Q6_K": 6.5625, "Q8_0": 8.5, "BF16": 16}
 DECODED = re.compile(r"decoded +(\d+) tokens in +([\d.]+) seconds")
 COUNTS = {name: re.compile(rf"{name} += +(\d+)") for name in ("n_drafted", "n_accept")}
@@ -79,11 +82,12 @@ def ratios(one: list[float], other: list[float]) -> Spread:
     return spread([a / b for a, b in zip(one, other, strict=True)])
 
 
-def parse_speculation(text: str) -> Speculation:
-    """What llama-speculative-simple prints. Every round adds a token of the target's own to those it accepted."""
+def parse_speculation(text: str) -> Speculation | None:
+    """What llama-speculative-simple prints, None if it is not all there. A round adds a token of the target's own to those
+    that it accepted."""
     decoded, counts = DECODED.search(text), {name: pattern.search(text) for name, pattern in COUNTS.items()}
     if not decoded or not all(counts.values()):
-        raise ValueError(f"llama-speculative-simple tells no counts; the end of what it says: {text.strip()[-200:]!r}")
+        return None
     accepted = int(counts["n_accept"][1])
     return Speculation(int(decoded[1]) - accepted, float(decoded[2]), int(counts["n_drafted"][1]), accepted)
 
@@ -183,7 +187,11 @@ def speculate(build: Build, target: Path, drafter: Path, context: int, threads: 
         size,
     ]
     command += ["-t", threads, "--temp", 0, "--ignore-eos", "--spec-type", "draft-mtp"]
-    return parse_speculation(_run([*command, "--spec-draft-n-max", DRAFTS, "--spec-draft-p-min", 0]))
+    command += ["--spec-draft-n-max", DRAFTS, "--spec-draft-p-min", 0]
+    for _ in range(TRIES):
+        if found := parse_speculation(said := _run(command)):
+            return found
+    raise ValueError(f"{build.speculative} tells no counts in {TRIES} runs; the last ends with {said.strip()[-200:]!r}")
 
 
 def measure(

@@ -82,8 +82,7 @@ def test_an_engine_that_fails_says_why(tmp_path):
 def test_rounds_of_llama_cpp_are_its_tokens_less_the_accepted_drafts():
     assert parse_speculation(SAID) == Speculation(rounds=23, seconds=0.529, drafted=66, accepted=2)
     for cut in ("decoded", "n_drafted", "n_accept"):
-        with pytest.raises(ValueError, match="tells no counts"):
-            parse_speculation("".join(line for line in SAID.splitlines(True) if cut not in line))
+        assert parse_speculation("".join(line for line in SAID.splitlines(True) if cut not in line)) is None
 
 
 def test_ratios_are_of_one_round():
