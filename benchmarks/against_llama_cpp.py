@@ -22,15 +22,15 @@ from tqdm import tqdm
 from benchmarks import llama_cpp_build
 from benchmarks.decode import ROWS
 from benchmarks.llama_cpp_build import ROOT, Build
+from benchmarks.llama_cpp_report import LLAMA, Measured, lines
 from benchmarks.our_engine import DRAFTS
-from benchmarks.turns import Engine, Loaded, Memory
+from benchmarks.turns import Engine, Loaded
 from runtime_py import manifest as contract
 from runtime_py.cpus import default_threads
 from runtime_py.graph import installed
 from runtime_py.manifest import Manifest
 
 TYPES = {"int8": "Q8_0", "int4": "Q4_0"}  # of the recipe's bits
-LLAMA = "llama.cpp"
 SPARE_TOKENS, DRAFT_TOKENS = 64, 32  # room behind the context, tokens that are drafted and verified
 TRIES = (
     20  # llama.cpp's programs do not wait for the thread that prints: a small model's often end before their last words
@@ -41,18 +41,6 @@ COUNTS = {name: re.compile(rf"{name} += +(\d+)") for name in ("n_drafted", "n_ac
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Of measurements: the median, the lowest and the highest."""
-
-    median: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
-
-
-@dataclass(frozen=True)
 class Speculation:
     """What llama-speculative-simple tells of a text: rounds of drafts and a verify, and how long they took."""
 
@@ -60,26 +48,6 @@ class Speculation:
     seconds: float
     drafted: int
     accepted: int
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Of one engine. seconds: call -> of each round. rounds_s: a round of DRAFTS drafts, None where it has none."""
-
-    loaded: tuple[Loaded, ...]
-    memory: Memory
-    seconds: dict[str, list[float]]
-    rounds_s: list[float]
-    file_bytes: int
-
-
-def spread(values: list[float]) -> Spread:
-    return Spread(statistics.median(values), min(values), max(values))
-
-
-def ratios(one: list[float], other: list[float]) -> Spread:
-    """one / other, round by round"""
-    return spread([a / b for a, b in zip(one, other, strict=True)])
 
 
 def parse_speculation(text: str) -> Speculation | None:
@@ -201,86 +169,66 @@ def measure(
     speculation: Callable[[], Speculation],
     logs: Path,
 ) -> dict[str, Measured]:
-    """Load in turns, then call in turns, then draft in turns."""
-    loaded: dict[str, list[Loaded]] = {name: [] for name in commands}
-    seconds = {name: {call: [] for call in call_names(options.context)} for name in commands}
-    rounds_s: dict[str, list[float]] = {name: [] for name in commands}
+    """Load in turns, then call in turns, then draft in turns. commands, sizes: of each engine, by name."""
     with ExitStack() as stack:
-        engines: dict[str, Engine] = {}
-        for turn in tqdm(range(options.loads), desc="loading", unit="turn", disable=None):
-            for name, command in commands.items():
-                engine = Engine(command, ROOT, logs / f"{name.replace(' ', '-')}.log")
-                loaded[name].append(engine.loaded)
-                if turn < options.loads - 1:
-                    engine.close()
-                else:
-                    engines[name] = stack.enter_context(engine)
-        for name, engine in engines.items():
-            for call in seconds[name]:
-                engine.seconds(call)  # shapes are planned, pages are read
-        for _ in tqdm(range(options.rounds), desc="calls", unit="round", disable=None):
-            for name, engine in engines.items():
-                engine.seconds("decode")  # finds the caches as the other engine left them
-                for call, values in seconds[name].items():
-                    values.append(engine.seconds(call))
-        for _ in tqdm(range(options.draft_runs), desc="drafting", unit="turn", disable=None):
-            for name, engine in engines.items():
-                if name == LLAMA:
-                    found = speculation()
-                    rounds_s[name].append(found.seconds / found.rounds)
-                else:
-                    engine.seconds("round")
-                    rounds_s[name].append(statistics.median(engine.seconds("round") for _ in range(DRAFT_TOKENS)))
+        engines, loaded = _load(commands, options.loads, logs, stack)
+        seconds = _time_calls(engines, call_names(options.context), options.rounds)
+        rounds_s = _time_drafts(engines, options.draft_runs, speculation)
         return {
             name: Measured(tuple(loaded[name]), engine.memory(), seconds[name], rounds_s[name], sizes[name])
             for name, engine in engines.items()
         }
 
 
+def _load(
+    commands: dict[str, list[object]], loads: int, logs: Path, stack: ExitStack
+) -> tuple[dict[str, Engine], dict[str, list[Loaded]]]:
+    """-> the engines of the last turn, which the stack ends; what each load took"""
+    loaded: dict[str, list[Loaded]] = {name: [] for name in commands}
+    engines = {}
+    for turn in tqdm(range(loads), desc="loading", unit="turn", disable=None):
+        for name, command in commands.items():
+            engine = Engine(command, ROOT, logs / f"{name}.log")
+            loaded[name].append(engine.loaded)
+            if turn == loads - 1:
+                engines[name] = stack.enter_context(engine)
+            else:
+                engine.close()
+    return engines, loaded
+
+
+def _time_calls(engines: dict[str, Engine], calls: list[str], rounds: int) -> dict[str, dict[str, list[float]]]:
+    """-> engine -> call -> seconds of each round"""
+    seconds = {name: {call: [] for call in calls} for name in engines}
+    for engine in engines.values():
+        for call in calls:
+            engine.seconds(call)  # shapes are planned, pages are read
+    for _ in tqdm(range(rounds), desc="calls", unit="round", disable=None):
+        for name, engine in engines.items():
+            engine.seconds("decode")  # finds the caches as the other engine left them
+            for call in calls:
+                seconds[name][call].append(engine.seconds(call))
+    return seconds
+
+
+def _time_drafts(
+    engines: dict[str, Engine], runs: int, speculation: Callable[[], Speculation]
+) -> dict[str, list[float]]:
+    """-> engine -> seconds of a round with drafts in each run"""
+    rounds_s: dict[str, list[float]] = {name: [] for name in engines}
+    for _ in tqdm(range(runs), desc="drafting", unit="turn", disable=None):
+        for name, engine in engines.items():
+            if name == LLAMA:
+                found = speculation()
+                rounds_s[name].append(found.seconds / found.rounds)
+            else:
+                engine.seconds("round")
+                rounds_s[name].append(statistics.mean(engine.seconds("round") for _ in range(DRAFT_TOKENS)))
+    return rounds_s
+
+
 def call_names(context: int) -> list[str]:
     return [f"prefill {context}", *("decode" if rows == 1 else f"verify {rows}" for rows in ROWS)]
-
-
-def lines(found: dict[str, Measured]) -> list[str]:
-    """A table of each call, then ratios of llama.cpp to each engine of ours: over 1, ours is faster or smaller."""
-    told = [f"{'':12}" + "".join(f"  {name:>34}" for name in found)]
-    llama = found[LLAMA]
-    for call in llama.seconds:
-        cells = "".join(f"  {f'{_ms(one.seconds[call])} ms':>34}" for one in found.values())
-        told.append(f"{call:12}{cells}")
-    if llama.rounds_s:
-        cells = "".join(f"  {f'{_ms(one.rounds_s)} ms':>34}" for one in found.values())
-        told.append(f"{f'draft {DRAFTS}':12}{cells}")
-    for name, one in found.items():
-        decode = one.seconds["decode"]
-        parts = [
-            f"{call} {ratios(values, decode)}" for call, values in one.seconds.items() if call.startswith("verify")
-        ]
-        if one.rounds_s:
-            parts.append(f"draft {DRAFTS} {spread([value / statistics.median(decode) for value in one.rounds_s])}")
-        told.append(f"{name}, in its own decodes: {', '.join(parts)}")
-    for name, one in found.items():
-        first = spread([entry.first_token_s for entry in one.loaded])
-        load = spread([entry.load_s for entry in one.loaded])
-        memory = f"peak {one.memory.peak / 1e6:.0f} MB, now {one.memory.own / 1e6:.0f} own and {one.memory.mapped / 1e6:.0f} mapped"
-        told.append(
-            f"{name}: files {one.file_bytes / 1e6:.0f} MB, load {load} s, with a first token {first} s; memory {memory}"
-        )
-    for name, one in found.items():
-        if name != LLAMA:
-            parts = [f"{call} {ratios(values, one.seconds[call])}" for call, values in llama.seconds.items()]
-            if llama.rounds_s:
-                parts.append(f"draft {DRAFTS} {ratios(llama.rounds_s, one.rounds_s)}")
-            parts.append(f"first token {ratios(*([x.first_token_s for x in both.loaded] for both in (llama, one)))}")
-            parts.append(f"peak memory {llama.memory.peak / one.memory.peak:.2f}")
-            parts.append(f"files {llama.file_bytes / one.file_bytes:.2f}")
-            told.append(f"{LLAMA} / {name}: {', '.join(parts)}")
-    return told
-
-
-def _ms(values: list[float]) -> str:
-    found = spread([1e3 * value for value in values])
-    return f"{found.median:.1f} ({found.low:.1f} to {found.high:.1f})"
 
 
 def parser() -> argparse.ArgumentParser:

@@ -8,18 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import against_llama_cpp, llama_cpp_build
-from benchmarks.against_llama_cpp import (
-    LLAMA,
-    Measured,
-    Speculation,
-    call_names,
-    geometry,
-    gguf_bytes,
-    lines,
-    parse_speculation,
-    ratios,
-    spread,
-)
+from benchmarks.against_llama_cpp import Speculation, call_names, geometry, gguf_bytes, parse_speculation
+from benchmarks.llama_cpp_report import LLAMA, Measured, lines, ratios, spread
 from benchmarks.turns import Engine, Loaded, Memory
 from runtime_py import manifest as contract
 
