@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from benchmarks.ids import random_ids
 from runtime_py import manifest as contract
 from runtime_py.bench import GraphTimer
 from runtime_py.cache import KVCache
@@ -67,9 +68,8 @@ def filled_cache(target: Target, manifest: Manifest, length: int) -> KVCache:
 def calls(models: Models, manifest: Manifest, context: int, prefills: list[int]) -> dict[str, Callable[[], object]]:
     """name -> one call at a context"""
     target, drafter = models.target, models.drafter
-    cache, random = filled_cache(target, manifest, context), np.random.default_rng(1)
-    ids = random.integers(3, target.spec.vocab_size, max([ROWS[-1], *prefills])).tolist()
-    state = random.normal(0, 1, (1, target.spec.hidden_size)).astype(np.float32)
+    cache, ids = filled_cache(target, manifest, context), random_ids(target.spec.vocab_size, max([ROWS[-1], *prefills]))
+    state = np.random.default_rng(2).normal(0, 1, (1, target.spec.hidden_size)).astype(np.float32)
 
     def verify(rows: int) -> Callable[[], object]:
         return lambda: target.forward(cache, ids[:rows])
