@@ -20,7 +20,7 @@ from runtime_py.manifest import FULL, SLIDING, Manifest
 from . import embeddings
 from .backends import Lowered, lower_pair, lowering, own_token_table, token_table
 from .checkpoint import chat_template, check_token_maps, file_hashes, generation_config, read_config
-from .config import TargetConfig, check_pair, drafter_config, target_config
+from .config import TargetConfig, check_pair
 from .quant import RECIPES, TensorError
 from .sizes import SIZES, check_size
 from .space import check_space, needed_bytes, weight_bytes
@@ -67,7 +67,6 @@ def export_package(
     configs = read_config(target_source), read_config(drafter_source)  # looked at before gigabytes are downloaded
     if name in SIZES:
         check_size(name, *configs)
-    check_pair(target_config(configs[0], torch.float32), drafter_config(configs[1]))
     target, drafter = open_target(target_source), open_drafter(drafter_source)
     return export_pair(name, target, drafter, recipe_name, out, force, backends, context)
 
@@ -149,13 +148,13 @@ def _alone_in(out: Path) -> Iterator[None]:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        raise ValueError(f"{out}: another export is writing there; wait for it or choose another folder") from None
+        raise ValueError(f"{out}: another export is writing there; wait for it or choose another --out") from None
     finally:
         os.close(folder)
 
 
 def _unwritable(out: Path, error: OSError) -> ValueError:
-    return ValueError(f"{out}: cannot be written ({error.strerror}); choose another folder")
+    return ValueError(f"{out}: cannot be written ({error.strerror}); choose another --out")
 
 
 def prepare_folder(out: Path, force: bool, backends: tuple[str, ...]) -> None:
@@ -164,9 +163,9 @@ def prepare_folder(out: Path, force: bool, backends: tuple[str, ...]) -> None:
         if out.is_dir() and any(out.iterdir()):
             files = sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if not path.is_dir())
             if foreign := [name for name in files if not OURS.fullmatch(name)]:
-                raise ValueError(f"{out}: holds {foreign[0]!r}, which is no part of a bundle; choose another folder")
+                raise ValueError(f"{out}: holds {foreign[0]!r}, which is no part of a bundle; choose another --out")
             if not force:
-                raise ValueError(f"{out}: exists; choose another folder or replace it with --force")
+                raise ValueError(f"{out}: exists; choose another --out or replace it with --force")
             (out / contract.MANIFEST_NAME).unlink(missing_ok=True)  # first, so that no half-deleted bundle loads
             for path in list(out.iterdir()):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

@@ -37,7 +37,7 @@ def check_space(out: Path, needed: int, force: bool) -> None:
         free += sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     if usage.total and free < needed:  # what is no disk has a total of 0
         raise ValueError(
-            f"{out}: the export needs {_amount(needed)} on disk, {_amount(free)} are free; choose a folder on another disk"
+            f"{out}: the export needs {_amount(needed)} on disk, {_amount(free)} are free; choose another --out"
         )
 
 

@@ -147,7 +147,9 @@ def main(arguments: list[str]) -> int:
     try:
         options, unknown = parser().parse_known_args(arguments)
         if unknown:
-            raise ValueError(f"unknown argument {unknown[0]!r}; see python -m runtime_py {options.command} --help")
+            raise ValueError(
+                f"unrecognized arguments: {' '.join(unknown)}; see python -m runtime_py {options.command} --help"
+            )
         commands = {"generate": _generate, "chat": _chat, "serve": _serve, "check": _check, "bench": _bench}
         {**commands, "eval": _eval, "info": _info}[options.command](options)
         print(end="", flush=True)  # now, so that an error of the write is met below

@@ -230,7 +230,8 @@ def build_shim(package: Path) -> Path:
 
 
 def _compile(compiler: str, package: Path, library: Path) -> None:
-    _say_once("compiling the ExecuTorch shim, once")
+    if sys.stderr and sys.stderr.isatty():
+        _say_once("compiling the ExecuTorch shim, once")
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:  # so that `library` is whole or absent
         made = Path(scratch) / library.name
         done = subprocess.run([compiler, *build_options(package, made)], capture_output=True, text=True)

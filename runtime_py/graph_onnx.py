@@ -11,7 +11,7 @@ Array = np.ndarray
 
 
 class OnnxGraph:
-    """One .onnx file with its external data. threads is process-wide: ValueError if an earlier graph had others."""
+    """One .onnx file with its external data. threads is process-wide: the first graph loaded sets it."""
 
     def __init__(self, path: Path, spec: GraphSpec, threads: int):
         _use_global_pool(threads)
@@ -49,7 +49,3 @@ def _use_global_pool(threads: int) -> None:
     if not _pool_threads:
         ort.set_global_thread_pool_sizes(threads, 1)
         _pool_threads.append(threads)
-    if _pool_threads != [threads]:
-        raise ValueError(
-            f"this process runs onnxruntime with {_pool_threads[0]} threads and cannot change to {threads}"
-        )

@@ -239,7 +239,7 @@ def load(bundle: Path) -> Manifest:
     """Read and check bundle/manifest.json. ValueError names the file and the field that is wrong."""
     path = Path(bundle) / MANIFEST_NAME
     if not Path(bundle).is_dir():
-        raise ValueError(f"{bundle}: no such folder; give the one that an export wrote, with {MANIFEST_NAME} in it")
+        raise ValueError(f"{bundle}: no {MANIFEST_NAME}: no such folder; give the one that an export wrote")
     if not path.is_file():
         raise ValueError(f"{bundle}: no {MANIFEST_NAME}: not a bundle, or its export did not finish; export it again")
     try:

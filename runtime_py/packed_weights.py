@@ -98,7 +98,8 @@ def _pack(shim: ctypes.CDLL, model: Path, packed: Path) -> None:
     for entry in packed.parent.iterdir():  # of another .pte, processor or version, or left by a process that was killed
         if other.fullmatch(entry.name):
             entry.unlink()
-    print(f"{model.name}: packing weights into {packed.parent}, once", file=sys.stderr)
+    if sys.stderr and sys.stderr.isatty():
+        print(f"{model.name}: packing weights into {packed.parent}, once", file=sys.stderr)
     with _temporary_beside(packed) as temporary:
         command = [sys.executable, "-ISc", PACK, shim._name, str(model.absolute()), str(temporary.absolute())]
         if code := subprocess.run(command, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL).returncode:
