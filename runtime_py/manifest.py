@@ -239,7 +239,9 @@ def load(bundle: Path) -> Manifest:
     """Read and check bundle/manifest.json. ValueError names the file and the field that is wrong."""
     path = Path(bundle) / MANIFEST_NAME
     if not Path(bundle).is_dir():
-        raise ValueError(f"{bundle}: no {MANIFEST_NAME}: no such folder; give the one that an export wrote")
+        raise ValueError(
+            f"{bundle}: no {MANIFEST_NAME}: no such folder; give the one that an export wrote, or export it again"
+        )
     if not path.is_file():
         raise ValueError(f"{bundle}: no {MANIFEST_NAME}: not a bundle, or its export did not finish; export it again")
     try:
