@@ -20,7 +20,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks import llama_cpp_build
-from benchmarks.decode import ROWS
+from benchmarks.arguments import number, number_or_zero
+from benchmarks.ids import ROWS
 from benchmarks.llama_cpp_build import ROOT, Build
 from benchmarks.llama_cpp_report import LLAMA, Measured, lines
 from benchmarks.our_engine import DRAFTS
@@ -32,9 +33,8 @@ from runtime_py.manifest import Manifest
 
 TYPES = {"int8": "Q8_0", "int4": "Q4_0"}  # of the recipe's bits
 SPARE_TOKENS, DRAFT_TOKENS = 64, 32  # room behind the context, tokens that are drafted and verified
-TRIES = (
-    20  # llama.cpp's programs do not wait for the thread that prints: a small model's often end before their last words
-)
+# llama.cpp's programs do not wait for the thread that prints: a small model's often end before their last words
+TRIES = 20
 BITS = {"Q4_0": 4.5, "Q6_K": 6.5625, "Q8_0": 8.5, "BF16": 16}
 DECODED = re.compile(r"decoded +(\d+) tokens in +([\d.]+) seconds")
 COUNTS = {name: re.compile(rf"{name} += +(\d+)") for name in ("n_drafted", "n_accept")}
@@ -236,11 +236,11 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("bundle", type=Path)
     one.add_argument("--backend", choices=("onnx", "executorch", "all"), default="all")
     one.add_argument("--type", choices=tuple(TYPES.values()), help="of llama.cpp's file; default: the bundle's bits")
-    one.add_argument("--context", type=_number, default=512, help="tokens of a prefill and before the other calls")
-    one.add_argument("--rounds", type=_number, default=7)
-    one.add_argument("--loads", type=_number, default=3)
-    one.add_argument("--draft-runs", type=_number_or_none, default=3, help="0: no drafts")
-    one.add_argument("--threads", type=_number, default=default_threads())
+    one.add_argument("--context", type=number, default=512, help="tokens of a prefill and before the other calls")
+    one.add_argument("--rounds", type=number, default=7)
+    one.add_argument("--loads", type=number, default=3)
+    one.add_argument("--draft-runs", type=number_or_zero, default=3, help="0: no drafts")
+    one.add_argument("--threads", type=number, default=default_threads())
     one.add_argument(
         "--checkpoint", type=Path, help="folder with the target's config.json, for a bundle of another size"
     )
@@ -248,18 +248,6 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--llama-cpp", type=Path, default=llama_cpp_build.FOLDER, help="where llama_cpp_build put it")
     one.add_argument("--gguf", type=Path, help="folder for the GGUF files; default: build/gguf-NAME")
     return one
-
-
-def _number(text: str) -> int:
-    if not (number := _number_or_none(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
-    return number
-
-
-def _number_or_none(text: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
-    return int(text)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.ids import random_ids
+from benchmarks.arguments import number
+from benchmarks.ids import ROWS, random_ids
 from runtime_py import manifest as contract
 from runtime_py.bench import GraphTimer
 from runtime_py.cache import KVCache
@@ -26,7 +27,6 @@ from runtime_py.manifest import Manifest
 from runtime_py.models import Drafter, Target, load_drafter, load_target
 from runtime_py.speculative import prefill_chunks
 
-ROWS = (1, 2, 3, 4, 5, 8)
 STREAM_BYTES = 1 << 29
 BUSY_SPREAD = 0.2  # as `spread` gives it
 
@@ -172,19 +172,13 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--backend", choices=("onnx", "executorch", "all"), default="all")
     one.add_argument("--contexts", type=_numbers, default=[512, 3968], metavar="N,..", help="default: 512,3968")
     one.add_argument("--prefill", type=_numbers, default=[128, 512], metavar="N,..", help="default: 128,512")
-    one.add_argument("--rounds", type=_number, default=7)
-    one.add_argument("--threads", type=_number, default=default_threads())
+    one.add_argument("--rounds", type=number, default=7)
+    one.add_argument("--threads", type=number, default=default_threads())
     return one
 
 
 def _numbers(text: str) -> list[int]:
-    return [_number(part) for part in text.split(",")]
-
-
-def _number(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
-    return int(text)
+    return [number(part) for part in text.split(",")]
 
 
 def main(options: argparse.Namespace) -> int:

@@ -10,10 +10,9 @@ import sys
 
 import llama_cpp
 
-from benchmarks.ids import random_ids
+from benchmarks.ids import ROWS, random_ids
 from benchmarks.turns import Call, serve
 
-ROWS = (1, 2, 3, 4, 5, 8)
 SPARE = 64  # positions of the cache behind the context
 
 

@@ -25,6 +25,7 @@ import numpy as np
 from .graph import Graph
 from .manifest import GraphSpec, TensorSpec
 from .packed_weights import locked, packed_path, prepare_packed, verify
+from .progress import say
 
 Array = np.ndarray
 SOURCE = Path(__file__).with_name("executorch_shim.cpp")
@@ -230,8 +231,7 @@ def build_shim(package: Path) -> Path:
 
 
 def _compile(compiler: str, package: Path, library: Path) -> None:
-    if sys.stderr and sys.stderr.isatty():
-        _say_once("compiling the ExecuTorch shim, once")
+    say("compiling the ExecuTorch shim, once")
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:  # so that `library` is whole or absent
         made = Path(scratch) / library.name
         done = subprocess.run([compiler, *build_options(package, made)], capture_output=True, text=True)

@@ -146,7 +146,7 @@ def _include_usage(data: dict) -> bool:
     options = _typed(data, "stream_options", dict, {})
     if unknown := sorted(options.keys() - {"include_usage"}):
         raise ApiError(400, f"stream_options.{unknown[0][:60]} is not supported here", param="stream_options")
-    return bool(_typed(options, "include_usage", bool, False))
+    return bool(_typed(options, "include_usage", bool, None))
 
 
 def _tools(data: dict) -> list[dict] | None:
@@ -194,15 +194,17 @@ def _is_text(part: object) -> bool:
 
 def _calls(calls: object, where: str) -> list[dict]:
     try:
-        found = [
-            {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
-            for call in calls
-        ]
+        return [{**call, "function": _function(call["function"])} for call in calls]
     except (TypeError, KeyError, ValueError, RecursionError):
-        found = [{"function": {}}]
-    if not all(isinstance(call["function"].get("arguments"), dict) for call in found):
-        raise ApiError(400, f"{where}: tool_calls need a function whose arguments are a JSON object", param="messages")
-    return found
+        raise ApiError(
+            400, f"{where}: tool_calls need a function whose arguments are a JSON object", param="messages"
+        ) from None
+
+
+def _function(function: dict) -> dict:
+    if not isinstance(arguments := json.loads(function["arguments"]), dict):
+        raise ValueError("no object")
+    return {**function, "arguments": arguments}
 
 
 def _usage(reply: Reply) -> dict:

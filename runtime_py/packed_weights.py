@@ -27,6 +27,7 @@ from pathlib import Path
 from subprocess import DEVNULL
 
 from .manifest import sha256 as hash_file
+from .progress import say
 
 # Runs in a process of its own with nothing but the standard library; arguments: shim, .pte, packed file
 PACK = "import ctypes, os, sys; sys.exit(ctypes.CDLL(sys.argv[1]).g4_pack(*map(os.fsencode, sys.argv[2:])))"
@@ -98,8 +99,7 @@ def _pack(shim: ctypes.CDLL, model: Path, packed: Path) -> None:
     for entry in packed.parent.iterdir():  # of another .pte, processor or version, or left by a process that was killed
         if other.fullmatch(entry.name):
             entry.unlink()
-    if sys.stderr and sys.stderr.isatty():
-        print(f"{model.name}: packing weights into {packed.parent}, once", file=sys.stderr)
+    say(f"{model.name}: packing weights into {packed.parent}, once")
     with _temporary_beside(packed) as temporary:
         command = [sys.executable, "-ISc", PACK, shim._name, str(model.absolute()), str(temporary.absolute())]
         if code := subprocess.run(command, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL).returncode:

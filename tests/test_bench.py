@@ -165,6 +165,8 @@ def test_prompts_of_a_file(tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"kind": "a", "text": "Grüße"}\n\n{"text": "b", "kind": "c"}\n', encoding="utf-8")
     assert read_prompts(path) == (Prompt("a", "Grüße"), Prompt("c", "b"))
+    path.write_text('{"kind": "a", "text": "b\u2028c"}\n', encoding="utf-8")  # a line break, but of the text's own
+    assert read_prompts(path) == (Prompt("a", "b\u2028c"),)
 
 
 @pytest.mark.parametrize(
@@ -177,8 +179,9 @@ def test_prompts_of_a_file(tmp_path):
         (b'{"kind": "", "text": "b"}', "line 1: kind is ''; give a text"),
         (b"\xff", "no UTF-8"),
         (b"[" * 100_000, "line 1 is '[[["),
+        (b'\n{"kind": "a", "text": "\\ud800"}', r"line 2: text is '\ud800'; give a text"),
     ],
-    ids=["empty", "text", "key missing", "number", "empty kind", "no UTF-8", "deep"],
+    ids=["empty", "text", "key missing", "number", "empty kind", "no UTF-8", "deep", "half a character"],
 )
 def test_bad_prompts_are_named(tmp_path, content, message):
     (tmp_path / "prompts").write_bytes(content)

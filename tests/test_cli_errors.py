@@ -66,8 +66,14 @@ def copy(bundle, tmp_path) -> Path:
         (["--prompt", "a", "--seed", "-1"], "seed is -1; it must be from 0 to"),
         (["--prompt", "a", "--threads", "0"], "--threads 0 is outside 1..256; "),
         (["--prompt", "a", "--threads", "9" * 20], "is outside 1..256; "),
-        (["--prompt", "a", "--beams", "4"], "unrecognized arguments: --beams 4; see "),
-        (["--prompt", "a", "--temp", "1"], "unrecognized arguments: --temp 1; see "),
+        (
+            ["--prompt", "a", "--beams", "4"],
+            "unrecognized arguments: --beams 4; see python -m runtime_py generate --help",
+        ),
+        (
+            ["--prompt", "a", "--temp", "1"],
+            "unrecognized arguments: --temp 1; see python -m runtime_py generate --help",
+        ),
         (["--prompt", "a", "--schedule", "fast"], "invalid choice: 'fast'"),
         (["--prompt", "a", "--chat", "b"], "not allowed with argument --prompt; see "),
         ([], "--prompt --prompt-ids --chat is required; see "),
@@ -76,6 +82,12 @@ def copy(bundle, tmp_path) -> Path:
 )
 def test_bad_argument_is_one_line(bundle, arguments, message):
     assert message in error_of("generate", bundle, *map(os.fsdecode, arguments))
+
+
+def test_a_long_value_is_shown_in_part(bundle):
+    line = error_of("generate", bundle, "--prompt", "a", "--draft-tokens", "9" * 4000)
+    assert line.startswith("error: --draft-tokens 999") and "9 ... 9" in line
+    assert line.endswith("outside 0..16; 0 decodes without drafts") and len(line) < 1100
 
 
 @pytest.mark.parametrize("name", ["generate", "info"])

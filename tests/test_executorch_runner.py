@@ -13,7 +13,7 @@ import pytest
 
 from runtime_py import graph_executorch
 from runtime_py.graph import load_graph
-from runtime_py.graph_executorch import InputCheck, build_options, load_shim, open_graph, package_folder
+from runtime_py.graph_executorch import InputCheck, build_options, build_shim, load_shim, open_graph, package_folder
 from runtime_py.manifest import FileSpec, GraphSpec, TensorSpec, sha256
 
 from .executorch_net import (
@@ -202,6 +202,16 @@ def test_without_compiler_the_python_package_runs_it(made, bundle, tmp_path, env
     assert "torch" in seen["modules"] and not (bundle / "cache").exists()
     assert seen["stderr"].startswith(reason) and seen["stderr"].count("\n") == 1
     assert "ExecuTorch's Python package is used, which loads torch" in seen["stderr"]
+
+
+def test_a_cache_folder_that_cannot_be_made_is_named(monkeypatch, tmp_path):
+    def refuse(path, **_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(OSError, match=r"home/gemma4-mtp cannot be written, set XDG_CACHE_HOME to a folder that can"):
+        build_shim(package_folder())
 
 
 def test_a_damaged_shim_is_compiled_again(made, bundle, tmp_path):

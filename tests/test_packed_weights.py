@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,23 @@ def test_next_load_maps_what_the_first_packed(made, bundle, monkeypatch):
         monkeypatch.setattr(packed_weights, name, None)
     check_results(opened(bundle, made)(made.feeds), made.results)
     assert {path.name: path.stat().st_mtime_ns for path in (bundle / "cache").iterdir()} == before
+
+
+def test_an_unreadable_file_is_named_not_its_cache(made, bundle, monkeypatch, capsys):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(packed_weights, "hash_file", refuse)
+    with pytest.raises(ValueError, match=r"net\.pte: cannot be read \(Permission denied\); check its permissions"):
+        opened(bundle, made)
+    assert capsys.readouterr().err == ""
+
+
+def test_packing_is_announced_on_a_terminal(made, bundle, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    opened(bundle, made)
+    opened(bundle, made)
+    assert capsys.readouterr().err == f"net.pte: packing weights into {bundle / 'cache'}, once\n"
 
 
 def _flip(packed: Path) -> None:

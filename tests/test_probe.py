@@ -37,11 +37,11 @@ class TimedDrafter(ScriptedDrafter):
         return super().draft(cache, token, hidden, count)
 
 
-def measured(cost: Callable[[int], float], draft_s: float | None = None, **target):
+def measured(cost: Callable[[int], float], draft_s: float | None = None, max_tokens: int | None = None, **target):
     target = TimedTarget(cost, **target)
     drafter = TimedDrafter(target.script, lambda block: 0)
     drafter.target, drafter.seconds = target, draft_s
-    return probe(target, drafter if draft_s is not None else None, clock=lambda: target.now)
+    return probe(target, drafter if draft_s is not None else None, max_tokens, clock=lambda: target.now)
 
 
 def test_costs_are_those_that_were_given():
@@ -95,6 +95,8 @@ def test_a_short_context_gives_shorter_blocks(context, rows):
     assert max(result.verify_s) == rows  # of ROW_COUNTS
     assert result.context_tokens == max(0, context - 17)
     assert verdict(result.costs()).startswith("drafting cannot pay here") == (rows == 1)
+    asked = measured(lambda count: 1.0, 0.1, max_tokens=context, context=500)
+    assert (max(asked.verify_s), asked.context_tokens) == (rows, result.context_tokens)
 
 
 def test_needed_acceptance_makes_up_for_the_cost():
