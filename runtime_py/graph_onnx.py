@@ -8,6 +8,7 @@ import onnxruntime as ort
 from .manifest import GraphSpec
 
 Array = np.ndarray
+TYPES = {"float32": "tensor(float)", "float16": "tensor(float16)", "int8": "tensor(int8)"}
 
 
 class OnnxGraph:
@@ -25,8 +26,9 @@ class OnnxGraph:
         except Exception as error:  # onnxruntime's exceptions share no base class
             raise ValueError(f"{path}: onnxruntime cannot load it ({_short(error)}); export the bundle again") from None
         self._outputs = [output.name for output in spec.outputs]
-        declared = [(put.name, tuple(put.shape)) for put in (*self._session.get_inputs(), *self._session.get_outputs())]
-        if declared != [(put.name, put.shape) for put in (*spec.inputs, *spec.outputs)]:
+        found = (*self._session.get_inputs(), *self._session.get_outputs())
+        wanted = [(put.name, TYPES[put.dtype], put.shape) for put in (*spec.inputs, *spec.outputs)]
+        if [(put.name, put.type, tuple(put.shape)) for put in found] != wanted:
             raise ValueError(f"{path}: inputs and outputs are not those of the manifest; export the bundle again")
 
     def __call__(self, feeds: dict[str, Array]) -> dict[str, Array]:

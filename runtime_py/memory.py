@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from .manifest import FULL, SLIDING, KVSpec, Manifest, graph_files
+from .manifest import DTYPES, FULL, SLIDING, KVSpec, Manifest, graph_files
 
 MEMINFO = Path("/proc/meminfo")
 
@@ -45,11 +45,13 @@ def cache_bytes(spec: KVSpec, context_tokens: int, margin_rows: int) -> int:
     """Keys and values of a KVCache whose context is full."""
     whole_chunks = -(-context_tokens // spec.chunk_rows) * spec.chunk_rows
     closed = spec.window + margin_rows if margin_rows else 0
-    rows = {FULL: whole_chunks, SLIDING: spec.window + spec.chunk_rows + closed}
+    rows = {FULL: whole_chunks, SLIDING: spec.window + closed}
     total = 0
     for layer in spec.layers:
         donor_ring = spec.window if layer.layer == spec.donors[SLIDING] else 0
-        total += 2 * 4 * layer.kv_heads * layer.head_dim * (rows[layer.type] + donor_ring)
+        total += spec.row_bytes(layer) * (rows[layer.type] + donor_ring)
+        if layer.type == SLIDING or spec.dtype != "float32":  # else the open chunk lies among the rows of all positions
+            total += 2 * DTYPES["float32"] * layer.kv_heads * layer.head_dim * spec.chunk_rows
     return total
 
 
