@@ -69,7 +69,7 @@ def lower_pair(
     for graph, weights in ((SelfDecoder, target), (CrossDecoder, target), (Drafter, drafter)):
         say = _stages(bar, f"{backend} {graph.name}")
         say("trace")
-        modules[graph.name], program = trace(graph, weights.config, recipe, kv_dtype, limit)
+        modules[graph.name], program = trace(graph, weights.config, recipe, limit, kv_dtype)
         found = module.write(modules[graph.name], program, weights, bundle / backend, errors, say)
         if graph is CrossDecoder:
             placement = found

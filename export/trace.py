@@ -14,7 +14,7 @@ EXAMPLE_SIZES = {"T": 3, "R": 2, "P_sliding": 5, "P_full": 7}  # all different, 
 
 
 def trace(
-    graph: type[nn.Module], config: TextConfig, recipe: Recipe, kv_dtype: str, max_context_tokens: int
+    graph: type[nn.Module], config: TextConfig, recipe: Recipe, max_context_tokens: int, kv_dtype: str = "float32"
 ) -> tuple[nn.Module, ExportedProgram]:
     """The graph with fake weights and its program; input sizes are dynamic as the graph's specs say."""
     # one sliding row more than ours: Transformers' assistant sees that many, which is needed to compare drafts

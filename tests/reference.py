@@ -161,7 +161,7 @@ class EagerGraph:
     def __call__(self, feeds: dict[str, Array]) -> dict[str, Array]:
         args = [torch.from_numpy(np.ascontiguousarray(feeds[spec.name])) for spec in self.module.inputs]
         for spec, arg in zip(self.module.inputs, args, strict=True):
-            assert arg.dtype == torch.float32, spec.name
+            assert arg.dtype == getattr(torch, spec.dtype), spec.name
         return {spec.name: out.numpy() for spec, out in zip(self.module.outputs, self.module(*args), strict=True)}
 
 
@@ -303,11 +303,13 @@ def prompts_of(bundle: Path, count: int) -> list[list[int]]:
     ]
 
 
-def eager_graphs(pair: PairFolders, recipe: str, backend: str = "onnx") -> dict[str, EagerGraph]:
+def eager_graphs(
+    pair: PairFolders, recipe: str, backend: str = "onnx", kv_dtype: str = "float32"
+) -> dict[str, EagerGraph]:
     target, drafter = open_target(str(pair[0])), open_drafter(str(pair[1]))
     sources = {SelfDecoderGraph: target, CrossDecoderGraph: target, DrafterGraph: drafter}
     return {
-        graph.name: EagerGraph(fill(graph(weights.config, RECIPES[backend][recipe]), weights))
+        graph.name: EagerGraph(fill(graph(weights.config, RECIPES[backend][recipe], kv_dtype), weights))
         for graph, weights in sources.items()
     }
 

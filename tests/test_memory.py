@@ -21,9 +21,10 @@ def bundle(bundle_of):
     return bundle_of("tiny")
 
 
+@pytest.mark.parametrize("dtype", contract.KV_PARTS)
 @pytest.mark.parametrize(("context", "margin"), [(1, 0), (128, 0), (129, 0), (2048, 0), (1000, 1024)])
-def test_rows_are_those_of_a_cache(bundle, context, margin):
-    spec = contract.load(bundle).kv
+def test_rows_are_those_of_a_cache(bundle, context, margin, dtype):
+    spec = dataclasses.replace(contract.load(bundle).kv, dtype=dtype)
     cache = KVCache(spec, 1, context, margin)
     buffers = [*cache._past.values(), *cache._tail.values(), cache._donor_ring]
     buffers += cache._closed.values() if margin else []
