@@ -32,7 +32,7 @@ def _model(manifest: Manifest) -> dict[str, str]:
         "drafter": f"{len(drafter.layer_types)} layers, hidden {drafter.hidden_size}, {head}; "
         f"{drafter.num_draft_tokens} drafts, {drafter.schedule}",
         "context": f"{target.max_context_tokens} tokens, window {manifest.kv.window}",
-        "memory": f"tables {memory.tables_bytes / 1e6:.1f} MB mapped; KV in {manifest.kv.dtype} {kv}",
+        "memory": f"tables {memory.tables_bytes / 1e6:.1f} MB mapped; KV in {manifest.kv.dtype}: {kv}",
         "stop tokens": ", ".join(map(str, manifest.tokens.eos)),
         "sampling defaults": f"do_sample {sampling.do_sample}, temperature {sampling.temperature}, "
         f"top_k {sampling.top_k}, top_p {sampling.top_p}",

@@ -314,7 +314,7 @@ def eager_graphs(
     }
 
 
-def eager_models(pair: PairFolders, folder: Path, recipe: str = "fp32") -> Models:
+def eager_models(pair: PairFolders, folder: Path, recipe: str = "fp32", kv_dtype: str = "float32") -> Models:
     """Without any .onnx file: the tables in `folder`, eager graphs, and the manifest's parts that the models read."""
     target, drafter, errors = open_target(str(pair[0])), open_drafter(str(pair[1])), []
     config, drafter_config = target.config, drafter.config
@@ -338,7 +338,7 @@ def eager_models(pair: PairFolders, folder: Path, recipe: str = "fp32") -> Model
     layers = (
         contract.KVLayerSpec(layer.index, layer.type, config.kv_heads, layer.head_dim) for layer in config.own_layers
     )
-    kv = contract.KVSpec(config.window, contract.CHUNK_ROWS, tuple(layers), config.donors)
+    kv = contract.KVSpec(config.window, contract.CHUNK_ROWS, tuple(layers), config.donors, kv_dtype)
     backend = SimpleNamespace(
         max_context_tokens=config.max_context_tokens,
         token_table=table("embed_tokens.weight", "token", config.embedding_scale),
@@ -346,7 +346,7 @@ def eager_models(pair: PairFolders, folder: Path, recipe: str = "fp32") -> Model
     manifest = SimpleNamespace(
         backends={"onnx": backend}, target=target_spec, drafter=drafter_spec, kv=kv, tokens=package.tokens_spec(target)
     )
-    return build(manifest, folder, eager_graphs(pair, recipe))
+    return build(manifest, folder, eager_graphs(pair, recipe, kv_dtype=kv_dtype))
 
 
 class HfParityCache(KVCache):

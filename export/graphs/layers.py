@@ -43,8 +43,9 @@ def open_chunk(committed: KV, place: Tensor, new: KV) -> KV:
     """committed [C, kv, D], zero where nothing is committed; place [C, T], 1 where a new row's slot is; new [T, kv, D]."""
     chunk, kv, dim = committed.k.shape
     slots = place.view(1, chunk, -1)
-    k, v = (torch.bmm(slots, rows.view(1, -1, kv * dim)).view(chunk, kv, dim) for rows in (new.k, new.v))
-    return KV(committed.k + k, committed.v + v)
+    placed = (torch.bmm(slots, rows.view(1, -1, kv * dim)) for rows in (new.k, new.v))
+    pairs = zip((committed.k, committed.v), placed, strict=True)
+    return KV(*(old + rows.view(chunk, kv, dim) for old, rows in pairs))
 
 
 class Linear(nn.Module):
