@@ -148,11 +148,8 @@ def attend(
     b: Builder, q, k_past, v_past, k_tail=None, v_tail=None, mask_past=None, mask_tail=None, k_scale=None, v_scale=None
 ):
     (heads, dim), kv = _shape(q)[1:], _shape(k_past)[1]
-    turned, k_past, v_past = (
-        b(aten.permute.default, _by_kv_head(b, q, kv), [0, 2, 1]),
-        _float(b, k_past),
-        _float(b, v_past),
-    )
+    k_past, v_past = _float(b, k_past), _float(b, v_past)
+    turned = b(aten.permute.default, _by_kv_head(b, q, kv), [0, 2, 1])
     past = _scores(b, k_past, turned, mask_past, k_scale)
     if k_tail is None:  # the drafter
         weights = _scaled(b, b(aten._softmax.default, past, -1, False), v_scale)

@@ -1,5 +1,6 @@
 """Graphs on onnxruntime, CPU."""
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,8 @@ class OnnxGraph:
         options.log_severity_level = 4  # errors come as exceptions too
         options.use_per_session_threads = False  # two pools that spin on the same cores halve the speed
         options.enable_mem_pattern = False  # shapes change with every step, a pattern would never repeat
+        if any(put.dtype != "float32" for put in spec.inputs):
+            _cast_late(options)
         self._path = path
         try:
             self._session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -38,6 +41,20 @@ class OnnxGraph:
             raise ValueError(
                 f"{self._path}: onnxruntime cannot run it ({_short(error)}); export the bundle again"
             ) from None
+
+
+def _cast_late(options: ort.SessionOptions) -> None:
+    """Past rows that are narrower than float32 are cast in the graph, layer by layer, which takes memory as the text grows:
+    each when it is needed, not all of them first, and in memory that the graphs have in common."""
+    options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    _share_arena()
+
+
+@cache
+def _share_arena() -> None:
+    memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(memory, None)
 
 
 def _short(error: Exception) -> str:

@@ -10,7 +10,7 @@ MEMINFO = Path("/proc/meminfo")
 
 @dataclass(frozen=True)
 class Needs:
-    """weights: of the target's graphs; kv: of context_tokens. Embedding tables are left out: they are mapped, and only
+    """weights: of the target's graphs; kv: of context_tokens, with what a step casts. Embedding tables are left out: they are mapped, and only
     rows in use become resident."""
 
     weights_bytes: int
@@ -31,7 +31,7 @@ def needs(manifest: Manifest, backend: str, context_tokens: int, margin_rows: in
     )
     if head := manifest.drafter.centroid_head:
         drafter += head.centroids.size_bytes
-    kv_bytes = cache_bytes(manifest.kv, context_tokens, margin_rows)
+    kv_bytes = cache_bytes(manifest.kv, context_tokens, margin_rows) + cast_bytes(manifest.kv, context_tokens)
     return Needs(target, drafter if drafts else 0, kv_bytes, context_tokens)
 
 
@@ -53,6 +53,13 @@ def cache_bytes(spec: KVSpec, context_tokens: int, margin_rows: int) -> int:
         if layer.type == SLIDING or spec.dtype != "float32":  # else the open chunk lies among the rows of all positions
             total += 2 * DTYPES["float32"] * layer.kv_heads * layer.head_dim * spec.chunk_rows
     return total
+
+
+def cast_bytes(spec: KVSpec, context_tokens: int) -> int:
+    """What a step takes for past rows narrower than float32: keys and values of one full layer at a time, cast."""
+    if spec.dtype == "float32":
+        return 0
+    return max(2 * DTYPES["float32"] * x.kv_heads * x.head_dim for x in spec.layers if x.type == FULL) * context_tokens
 
 
 def available_bytes(meminfo: Path = MEMINFO) -> int | None:

@@ -31,6 +31,13 @@ def test_rows_are_those_of_a_cache(bundle, context, margin, dtype):
     assert cache_bytes(spec, context, margin) == sum(part.nbytes for pair in buffers for part in pair)
 
 
+@pytest.mark.parametrize(("dtype", "cast"), [("float32", 0), ("float16", 2 * 4 * 64 * 100), ("int8", 2 * 4 * 64 * 100)])
+def test_narrower_rows_need_a_full_layers_in_float32_too(bundle, dtype, cast):
+    manifest = contract.load(bundle)
+    narrow = dataclasses.replace(manifest, kv=dataclasses.replace(manifest.kv, dtype=dtype))
+    assert needs(narrow, "onnx", 100, 0, True).kv_bytes == cache_bytes(narrow.kv, 100, 0) + cast
+
+
 def test_needs_are_the_files_of_the_graphs(bundle):
     manifest = contract.load(bundle)
     need, plain = (needs(manifest, "onnx", 100, 0, drafts) for drafts in (True, False))
