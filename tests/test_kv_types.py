@@ -3,6 +3,8 @@ narrower rows cost. Seeded mistakes with scales must make a check fail."""
 
 import dataclasses
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -204,6 +206,35 @@ def test_a_pte_is_one_delegate_and_nothing_else(bundle_of, dtype):
         (plan,) = deserialize_pte_binary(path.read_bytes()).program.execution_plan
         assert [delegate.id for delegate in plan.delegates] == ["XnnpackBackend"], path
         assert plan.operators == [], path
+
+
+LONG = 400_000  # past rows
+MEASURE = f"""
+import resource, sys
+from pathlib import Path
+import numpy as np
+from runtime_py import manifest as contract
+from runtime_py.graph_onnx import OnnxGraph
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+bundle = Path(sys.argv[1])
+sizes = dict(T=1, R=1, P_sliding=32, P_full={LONG}) | {{"4*T": 4, "4*R": 4}}
+calls = []
+for spec in contract.load(bundle).graphs.values():
+    feeds = {{put.name: np.ones([sizes.get(size, size) for size in put.shape], put.dtype) for put in spec.inputs}}
+    calls.append((OnnxGraph(bundle / spec.files["onnx"], spec, 1), feeds))
+before = peak()
+for graph, feeds in calls:
+    graph(feeds)
+print(peak() - before)
+"""
+
+
+@narrow
+def test_all_graphs_cast_in_the_same_memory(bundle_of, dtype):
+    """Keys and values of one full layer, and what else a call takes; each graph for itself would take three times that."""
+    command = [sys.executable, "-c", MEASURE, str(bundle_of("tiny", "int8", "onnx", dtype))]
+    done = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 1.5 * 2 * LONG * 64 * np.dtype("float32").itemsize
 
 
 # Mistakes with scales.
