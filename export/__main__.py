@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
             "--kv",
             choices=tuple(KV_DTYPES),
             default="fp32",
-            help="KV cache rows: int8 takes a fourth of the memory of fp32 (default: fp32)",
+            help="committed KV rows; int8 ones take a fourth of the memory (default: fp32)",
         )
         for option, source, what in (("--checkpoint", target, "target"), ("--drafter", drafter, "assistant")):
             text = f"{what}: folder or hub id (default: {source})" if source else f"{what}: folder or hub id"

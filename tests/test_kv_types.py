@@ -2,6 +2,7 @@
 narrower rows cost. Seeded mistakes with scales must make a check fail."""
 
 import dataclasses
+import os
 import shutil
 import subprocess
 import sys
@@ -50,6 +51,7 @@ from .test_parity import (
 from .test_session import asked
 
 Array = np.ndarray
+ROOT = Path(__file__).parent.parent
 NARROW = ("float16", "int8")
 K = 3  # drafts
 backends = pytest.mark.parametrize("backend", BACKENDS)
@@ -208,6 +210,18 @@ def test_a_pte_is_one_delegate_and_nothing_else(bundle_of, dtype):
         assert plan.operators == [], path
 
 
+@narrow
+def test_without_a_compiler_the_text_is_the_same(bundle_of, dtype, tmp_path):
+    """Past the end of a chunk, by ExecuTorch's Python package."""
+    command = [sys.executable, "-m", "runtime_py", "generate", str(bundle_of("tiny", "int8", "executorch", dtype))]
+    command += ["--prompt", "ROMEO:", "--max-new-tokens", "140", "--draft-tokens", "3", "--temperature", "0"]
+    none = {**os.environ, "CXX": "", "PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "home")}
+    done = [subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True) for env in (os.environ, none)]
+    assert [one.returncode for one in done] == [0, 0], done[1].stderr
+    assert done[0].stdout == done[1].stdout != ""
+    assert "Python package is used" in done[1].stderr
+
+
 LONG = 400_000  # past rows
 MEASURE = f"""
 import resource, sys
@@ -233,7 +247,7 @@ print(peak() - before)
 def test_all_graphs_cast_in_the_same_memory(bundle_of, dtype):
     """Keys and values of one full layer, and what else a call takes; each graph for itself would take three times that."""
     command = [sys.executable, "-c", MEASURE, str(bundle_of("tiny", "int8", "onnx", dtype))]
-    done = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 1.5 * 2 * LONG * 64 * np.dtype("float32").itemsize
 
 
