@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 MIN_CONTEXT = 128  # tokens
+KV_DTYPES = {"fp32": "float32", "fp16": "float16", "int8": "int8"}  # --kv -> dtype of committed KV rows
 MODELS = Path(__file__).parent.parent / "models"
 SOURCES = {  # name -> target, drafter; e2b and e4b must have that size, custom is a pair of the user's
     "tiny": (str(MODELS / "tiny/target"), str(MODELS / "tiny/assistant")),
@@ -41,12 +42,20 @@ def parser() -> argparse.ArgumentParser:
             recipe.add_argument(
                 f"--{choice}", dest="recipe", action="store_const", const=choice, default="int8", help=text
             )
+        sub.add_argument(
+            "--kv",
+            choices=tuple(KV_DTYPES),
+            default="fp32",
+            help="committed KV rows; int8 ones take a fourth of the memory (default: fp32)",
+        )
         for option, source, what in (("--checkpoint", target, "target"), ("--drafter", drafter, "assistant")):
             text = f"{what}: folder or hub id (default: {source})" if source else f"{what}: folder or hub id"
             sub.add_argument(option, metavar="DIR_OR_ID", required=source is None, help=text)
         if name in ("e2b", "e4b"):
             _add_random_weights(sub)
-        sub.add_argument("--out", metavar="DIR", type=Path, help=f"bundle folder (default: build/{name}-RECIPE)")
+        sub.add_argument(
+            "--out", metavar="DIR", type=Path, help=f"bundle folder (default: build/{name}-RECIPE, -kv-KV if not fp32)"
+        )
         sub.add_argument(
             "--backend", choices=("onnx", "executorch", "all"), default="onnx", help="which files to write"
         )
@@ -113,13 +122,14 @@ def _export(options: argparse.Namespace) -> None:
     from .package import export_package, export_pair
     from .report import print_report
 
-    out = options.out or Path("build") / f"{options.command}-{options.recipe}"
+    kv = "" if options.kv == "fp32" else f"-kv-{options.kv}"
+    out = options.out or Path("build") / f"{options.command}-{options.recipe}{kv}"
     backends = ("onnx", "executorch") if options.backend == "all" else (options.backend,)
     if options.context is not None and "executorch" not in backends:
         raise ValueError("--context is for ExecuTorch's files; add --backend executorch or all")
     if options.context is not None and options.context < MIN_CONTEXT:
         raise ValueError(f"--context {options.context} is too small; give at least {MIN_CONTEXT}")
-    how = options.recipe, out, options.force, backends, options.context
+    how = options.recipe, out, options.force, backends, options.context, KV_DTYPES[options.kv]
     if (seed := getattr(options, "random_weights", None)) is not None:
         with _random_pair(options, seed) as pair:
             package = export_pair(options.command, *pair, *how)

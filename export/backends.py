@@ -51,9 +51,17 @@ def lowering(backend: str) -> ModuleType:
 
 
 def lower_pair(
-    backend: str, recipe_name: str, target: Weights, drafter: Weights, context: int | None, bundle: Path, bar: tqdm
+    backend: str,
+    recipe_name: str,
+    kv_dtype: str,
+    target: Weights,
+    drafter: Weights,
+    context: int | None,
+    bundle: Path,
+    bar: tqdm,
 ) -> Lowered:
-    """Trace, lower and write the three graphs. context: most past rows of an ExecuTorch graph. bar: of the whole export."""
+    """Trace, lower and write the three graphs. kv_dtype: of past rows; context: the most of them of an ExecuTorch graph.
+    bar: of the whole export."""
     module, recipe, limit = lowering(backend), RECIPES[backend][recipe_name], target.config.max_context_tokens
     if backend == "executorch":
         limit = min(limit, context or EXECUTORCH_CONTEXT)
@@ -61,7 +69,7 @@ def lower_pair(
     for graph, weights in ((SelfDecoder, target), (CrossDecoder, target), (Drafter, drafter)):
         say = _stages(bar, f"{backend} {graph.name}")
         say("trace")
-        modules[graph.name], program = trace(graph, weights.config, recipe, limit)
+        modules[graph.name], program = trace(graph, weights.config, recipe, limit, kv_dtype)
         found = module.write(modules[graph.name], program, weights, bundle / backend, errors, say)
         if graph is CrossDecoder:
             placement = found

@@ -12,8 +12,10 @@ from runtime_py.cache import KVCache
 from runtime_py.cpus import default_threads
 from runtime_py.embeddings import map_array
 from runtime_py.loading import load
-from runtime_py.manifest import CHUNK_ROWS, Manifest
+from runtime_py.manifest import CHUNK_ROWS, Manifest, TensorSpec
 from runtime_py.models import Target
+
+from .graphs.layers import past_inputs
 
 CONTEXT_TOKENS, MAX_BLOCK = 160, 17  # rows before the block, most rows in it
 AGAIN = "export the bundle again"
@@ -22,7 +24,9 @@ AGAIN = "export the bundle again"
 def check_bundle(bundle: Path) -> None:
     """Print a line per thing verified; ValueError at the first that is wrong."""
     manifest = contract.load(bundle)
-    print(f"manifest: schema {manifest.schema_version}, {manifest.name}, recipe {_recipes(manifest)}")
+    print(
+        f"manifest: schema {manifest.schema_version}, {manifest.name}, recipe {_recipes(manifest)}, KV in {manifest.kv.dtype}"
+    )
     if manifest.warning:
         print(manifest.warning)
     contract.check_hashes(bundle, manifest, manifest.files)
@@ -52,7 +56,7 @@ def _check_onnx(bundle: Path, manifest: Manifest, graph: contract.GraphSpec) -> 
     except DecodeError as error:
         raise ValueError(f"{path}: no ONNX model ({error}); {AGAIN}") from None
     for values, specs in ((model.input, graph.inputs), (model.output, graph.outputs)):
-        wanted = [f"{spec.name} float{list(spec.shape)}" for spec in specs]
+        wanted = [f"{spec.name} {_told(spec)}" for spec in specs]
         for mine, other in itertools.zip_longest(map(_declared, values), wanted):
             if mine != other:
                 raise ValueError(f"{path}: declares {mine}, the manifest says {other}; {AGAIN}")
@@ -67,7 +71,8 @@ def _check_onnx(bundle: Path, manifest: Manifest, graph: contract.GraphSpec) -> 
 def _declared(value: onnx.ValueInfoProto) -> str:
     tensor = value.type.tensor_type
     sizes = [size.dim_param or size.dim_value for size in tensor.shape.dim]
-    return f"{value.name} {onnx.TensorProto.DataType.Name(tensor.elem_type).lower()}{sizes}"
+    kind = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
+    return f"{value.name} {'float32' if kind == 'float' else kind}{sizes}"
 
 
 def _check_pair(manifest: Manifest) -> None:
@@ -76,31 +81,38 @@ def _check_pair(manifest: Manifest) -> None:
     if strange := set(drafter.layer_types) - kv.donors.keys():
         raise ValueError(f"drafter: layer type {strange.pop()!r} has no donor, the target has {', '.join(kv.donors)}")
     layers = {layer.layer: layer for layer in kv.layers}
-    wanted = {
+    floats = {
         ("drafter", "pair"): (1, 2 * target.hidden_size),
         ("drafter", "hidden"): (1, drafter.hidden_size),
         ("drafter", "state"): (1, target.hidden_size),
         ("cross_decoder", "logits"): ("R", target.vocab_size),
         ("cross_decoder", "hidden"): ("R", target.hidden_size),
     }
+    past = {}
     for kind, donor in kv.donors.items():
-        for w in "kv":
-            row = layers[donor].kv_heads, layers[donor].head_dim
-            wanted["drafter", f"{w}_{kind}"] = wanted["cross_decoder", f"{w}_{kind}"] = f"P_{kind}", *row
-            wanted["cross_decoder", f"tail_{w}_{kind}"] = kv.chunk_rows, *row
+        row = layers[donor].kv_heads, layers[donor].head_dim
+        for graph in ("drafter", "cross_decoder"):
+            past |= {(graph, spec.name): spec for spec in past_inputs(f"{{}}_{kind}", kind, *row, kv.dtype)}
+        floats |= {("cross_decoder", f"tail_{w}_{kind}"): (kv.chunk_rows, *row) for w in "kv"}
     for layer in kv.layers:
-        for w in "kv":
-            wanted["self_decoder", f"past_{w}.{layer.layer}"] = f"P_{layer.type}", layer.kv_heads, layer.head_dim
-            wanted["self_decoder", f"tail_{w}.{layer.layer}"] = kv.chunk_rows, layer.kv_heads, layer.head_dim
+        row = layer.kv_heads, layer.head_dim
+        specs = past_inputs(f"past_{{}}.{layer.layer}", layer.type, *row, kv.dtype)
+        past |= {("self_decoder", spec.name): spec for spec in specs}
+        floats |= {("self_decoder", f"tail_{w}.{layer.layer}"): (kv.chunk_rows, *row) for w in "kv"}
     group = target.query_heads // max(1, kv.layers[0].kv_heads)
-    wanted["self_decoder", "mask_tail_full"] = "T" if group == 1 else f"{group}*T", kv.chunk_rows
+    floats["self_decoder", "mask_tail_full"] = "T" if group == 1 else f"{group}*T", kv.chunk_rows
     if drafter.centroid_head is None:
-        wanted["drafter", "logits"] = 1, target.vocab_size
-    for (graph, name), shape in wanted.items():
-        specs = {spec.name: spec.shape for spec in (*manifest.graphs[graph].inputs, *manifest.graphs[graph].outputs)}
-        if specs.get(name) != shape:
-            found = list(specs[name]) if name in specs else "missing"
-            raise ValueError(f"{graph}: {name} is {found}, the pair needs {list(shape)}; {AGAIN}")
+        floats["drafter", "logits"] = 1, target.vocab_size
+    wanted = past | {(graph, name): TensorSpec(name, shape) for (graph, name), shape in floats.items()}
+    for (graph, name), spec in wanted.items():
+        specs = {spec.name: spec for spec in (*manifest.graphs[graph].inputs, *manifest.graphs[graph].outputs)}
+        if specs.get(name) != spec:
+            found = _told(specs[name]) if name in specs else "missing"
+            raise ValueError(f"{graph}: {name} is {found}, the pair needs {_told(spec)}; {AGAIN}")
+
+
+def _told(spec: TensorSpec) -> str:
+    return f"{spec.dtype}{list(spec.shape)}"
 
 
 def _check_centroid_head(bundle: Path, manifest: Manifest) -> None:

@@ -23,11 +23,6 @@ import numpy as np
 import torch
 import torch.ao.quantization.fx._decomposed  # registers quantized_decomposed
 from executorch.backends.xnnpack._passes import XNNPACKPassManager
-from executorch.backends.xnnpack.operators.node_visitor import NodeVisitor, register_node_visitor
-from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS
-from executorch.backends.xnnpack.partition.config.generic_node_configs import SliceCopyConfig
-from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-from executorch.backends.xnnpack.serialization.xnnpack_graph_schema import XNNGraph, XNNStaticSlice, XNode
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
 from executorch.exir._serialize._cord import FileBackedData
 from executorch.exir._serialize._named_data_store import NamedDataStore
@@ -43,12 +38,12 @@ from . import ops  # noqa: F401  registers gemma4
 from .lower_onnx import Placement
 from .quant import TensorError
 from .weights import Weights
+from .xnnpack import Partitioner
 
 aten, quantized = torch.ops.aten, torch.ops.quantized_decomposed
 SPILL_BYTES = 1 << 16  # constants from this size on wait in files
 READ_BYTES = 1 << 24
 PASSES = ("XNNPACKRemoveCloneOpsTransform", "DimOrderOpsRevertPass", "ConvertToLinearPass", "RemoveGetItemPass")
-END = (1 << 31) - 1  # size of a slice that goes to a dimension's end
 
 
 class Builder:
@@ -149,17 +144,22 @@ def gelu(b: Builder, x):
     return b(aten.mul.Tensor, b(aten.mul.Tensor, x, 0.5), b(aten.add.Tensor, b(aten.tanh.default, inner), 1.0))
 
 
-def attend(b: Builder, q, k_past, v_past, k_tail=None, v_tail=None, mask_past=None, mask_tail=None):
+def attend(
+    b: Builder, q, k_past, v_past, k_tail=None, v_tail=None, mask_past=None, mask_tail=None, k_scale=None, v_scale=None
+):
     (heads, dim), kv = _shape(q)[1:], _shape(k_past)[1]
+    k_past, v_past = _float(b, k_past), _float(b, v_past)
     turned = b(aten.permute.default, _by_kv_head(b, q, kv), [0, 2, 1])
-    past = _scores(b, k_past, turned, mask_past)
+    past = _scores(b, k_past, turned, mask_past, k_scale)
     if k_tail is None:  # the drafter
-        out = b(aten.bmm.default, b(aten._softmax.default, past, -1, False), _rows_by_head(b, v_past))
+        weights = _scaled(b, b(aten._softmax.default, past, -1, False), v_scale)
+        out = b(aten.bmm.default, weights, _rows_by_head(b, v_past))
     else:
         scores = b(aten.cat.default, [_scores(b, k_tail, turned, mask_tail), past], -1)
         weights, chunk = b(aten._softmax.default, scores, -1, False), _shape(k_tail)[0]
         of_tail = b(aten.bmm.default, b(aten.slice.Tensor, weights, 2, 0, chunk), _rows_by_head(b, v_tail))
-        of_past = b(aten.bmm.default, b(aten.slice.Tensor, weights, 2, chunk), _rows_by_head(b, v_past))
+        of_past = _scaled(b, b(aten.slice.Tensor, weights, 2, chunk), v_scale)
+        of_past = b(aten.bmm.default, of_past, _rows_by_head(b, v_past))
         out = b(aten.add.Tensor, of_tail, of_past)
     if kv > 1:
         out = _swap(b, b(aten.view.default, out, [kv, -1, heads // kv, dim]))
@@ -187,47 +187,41 @@ def _rows_by_head(b: Builder, rows):
     return b.once((rows, "heads"), lambda: b(aten.permute.default, rows, [1, 0, 2]))
 
 
-def _scores(b: Builder, k, turned, mask):
+def _float(b: Builder, rows):
+    """Past rows of a narrower type: a convert of XNNPACK's, once for all layers that read a donor."""
+    dtype = rows.meta["val"].dtype
+    if dtype == torch.float32:
+        return rows
+    if dtype == torch.float16:
+        return b.once((rows, "float"), lambda: b(aten._to_copy.default, rows, dtype=torch.float32))
+    unit = 1.0, 0, -128, 127, torch.int8  # scale, zero point, range: the rows' own scales come later
+    return b.once((rows, "float"), lambda: b(quantized.dequantize_per_tensor.default, rows, *unit))
+
+
+def _scaled(b: Builder, columns, scale):
+    """columns [kv, R * g, P], scale [P, kv] of the rows that they belong to: P factors where a row would take D."""
+    if scale is None:
+        return columns
+    rows = b.once((scale, "heads"), lambda: _columns_by_head(b, scale))
+    return b(aten.mul.Tensor, columns, rows)
+
+
+def _columns_by_head(b: Builder, scale):
+    """[P, kv] -> [kv, 1, P]"""
+    kv = _shape(scale)[1]
+    if kv == 1:
+        return b(aten.view.default, scale, [1, 1, -1])
+    return b(aten.permute.default, b(aten.view.default, scale, [1, -1, kv]), [2, 0, 1])
+
+
+def _scores(b: Builder, k, turned, mask, scale=None):
     """K as the left operand: XNNPACK packs the right one on every call."""
     scores = b(aten.permute.default, b(aten.bmm.default, _rows_by_head(b, k), turned), [0, 2, 1])
+    scores = _scaled(b, scores, scale)
     return scores if mask is None else b(aten.add.Tensor, scores, mask)
 
 
 TABLE = {getattr(torch.ops.gemma4, f.__name__).default: f for f in (linear, rms, rope, gelu, attend)}
-
-
-class AnySizeConfig(SliceCopyConfig):
-    """ExecuTorch hands XNNPACK slices of fixed sizes only."""
-
-    def check_constraints(self, node: Node, ep: ExportedProgram) -> bool:
-        return self.check_common_constraints(node, ep)
-
-
-@register_node_visitor
-class SliceOfAnySize(NodeVisitor):
-    """How a slice is written for XNNPACK: size 0 is a whole dimension, and what goes past a dimension's end is cut."""
-
-    target = "aten.slice_copy.Tensor"
-
-    def define_node(self, node: Node, xnn_graph: XNNGraph, vals_to_ids: dict[Node, int], debug_handle: int) -> None:
-        self.define_nodes_tensor_inputs_outputs(node, xnn_graph, vals_to_ids)
-        source, dim, start = node.args[:3]
-        offsets, sizes = [0] * source.meta["val"].dim(), [0] * source.meta["val"].dim()
-        offsets[dim], size = start, node.meta["val"].shape[dim]
-        sizes[dim] = size if isinstance(size, int) else END
-        ids = {"input_id": vals_to_ids[source], "output_id": vals_to_ids[node]}
-        xnode = XNNStaticSlice(num_dims=len(sizes), offsets=offsets, sizes=sizes, flags=0, **ids)
-        xnn_graph.xnodes.append(XNode(xnode_union=xnode, debug_handle=debug_handle))
-
-
-class Partitioner(XnnpackPartitioner):
-    """Every operation of ours is XNNPACK's as it is: nothing is to be decomposed, so nothing has to be looked at."""
-
-    def __init__(self):
-        super().__init__([AnySizeConfig if config is SliceCopyConfig else config for config in ALL_PARTITIONER_CONFIGS])
-
-    def ops_to_not_decompose(self, program: ExportedProgram) -> tuple[list, None]:
-        return super().ops_to_not_decompose(program)[0], None
 
 
 def decompose(program: ExportedProgram) -> ExportedProgram:

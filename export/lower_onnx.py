@@ -82,17 +82,18 @@ def gelu(x):
     return std.Gelu(x, approximate="tanh")
 
 
-def attend(q, k_past, v_past, k_tail=None, v_tail=None, mask_past=None, mask_tail=None):
+def attend(q, k_past, v_past, k_tail=None, v_tail=None, mask_past=None, mask_tail=None, k_scale=None, v_scale=None):
     (heads, dim), kv = q.shape[1:], k_past.shape[1]
     q = _by_kv_head(q, kv)
-    past = _scores(q, k_past, mask_past)
+    past = _scores(q, k_past, mask_past, k_scale)
     if k_tail is None:  # the drafter
-        out = std.MatMul(std.Softmax(past, axis=-1), _rows_by_head(v_past))
+        out = std.MatMul(_scaled(std.Softmax(past, axis=-1), v_scale), _rows_by_head(v_past))
     else:
         weights = std.Softmax(std.Concat(_scores(q, k_tail, mask_tail), past, axis=-1), axis=-1)
         chunk = _ints(k_tail.shape[0])  # two products, so that V is never concatenated
         of_tail = std.MatMul(std.Slice(weights, _ints(0), chunk, _ints(-1)), _rows_by_head(v_tail))
-        of_past = std.MatMul(std.Slice(weights, chunk, _ints(1 << 40), _ints(-1)), _rows_by_head(v_past))
+        of_past = _scaled(std.Slice(weights, chunk, _ints(1 << 40), _ints(-1)), v_scale)
+        of_past = std.MatMul(of_past, _rows_by_head(v_past))
         out = std.Add(of_tail, of_past)
     if kv > 1:
         out = std.Transpose(std.Reshape(out, _ints(kv, -1, heads // kv, dim)), perm=[1, 0, 2, 3])
@@ -109,14 +110,20 @@ def _by_kv_head(q, kv: int):
 
 
 def _rows_by_head(rows):
-    """[P, kv, D] -> [kv, P, D]; one head is a view"""
+    """[P, kv, D] -> float32 [kv, P, D]; one float32 head is a view. onnxruntime merges the equal ones."""
     kv, dim = rows.shape[1:]
-    return std.Reshape(rows, _ints(1, -1, dim)) if kv == 1 else std.Transpose(rows, perm=[1, 0, 2])
+    by_head = std.Reshape(rows, _ints(1, -1, dim)) if kv == 1 else std.Transpose(rows, perm=[1, 0, 2])
+    return by_head if rows.dtype == ir.DataType.FLOAT else std.Cast(by_head, to=int(ir.DataType.FLOAT))
 
 
-def _scores(q, k, mask):
-    scores = FusedMatMul(q, _rows_by_head(k), transB=1)
+def _scores(q, k, mask, scale=None):
+    scores = _scaled(FusedMatMul(q, _rows_by_head(k), transB=1), scale)
     return scores if mask is None else std.Add(scores, mask)
+
+
+def _scaled(columns, scale):
+    """columns [kv, R * g, P], scale [P, kv] of the rows that they belong to: P factors where a row would take D"""
+    return columns if scale is None else std.Mul(columns, std.Unsqueeze(std.Transpose(scale, perm=[1, 0]), _ints(1)))
 
 
 def _half(table, dim: int):

@@ -67,14 +67,18 @@ def attend(
     v_tail: Tensor | None = None,
     mask_past: Tensor | None = None,
     mask_tail: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> Tensor:
     """Attention of scale 1 over the past and the open chunk (tail) -> [R, n * D].
 
-    q [R, n, D]; k_past, v_past [P, kv, D]; k_tail, v_tail [C, kv, D]. Masks are additive with a row per (token, query
-    head of a group): mask_past [R * g, P] or [1, P], mask_tail [R * g, C]. None: every past row is seen, no tail.
+    q [R, n, D]; k_past, v_past [P, kv, D] float32, float16, or int8 with k_scale, v_scale [P, kv]; k_tail, v_tail
+    [C, kv, D]. Masks are additive with a row per (token, query head of a group): mask_past [R * g, P] or [1, P], mask_tail
+    [R * g, C]. None: every past row is seen, no tail.
     """
     rows, _, dim = q.shape
     kv = k_past.shape[1]
+    k_past, v_past = _float(k_past, k_scale), _float(v_past, v_scale)
     q = q.reshape(rows, kv, -1, dim).transpose(0, 1).reshape(kv, -1, dim)
     past = _scores(q, k_past, mask_past)
     if k_tail is None:
@@ -86,6 +90,10 @@ def attend(
     return out.reshape(kv, rows, -1, dim).transpose(0, 1).reshape(rows, -1)
 
 
+def _float(rows: Tensor, scale: Tensor | None) -> Tensor:
+    return rows.float() if scale is None else rows.float() * scale[..., None]
+
+
 def _scores(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
     """q [kv, R * g, D], k [P, kv, D] -> [kv, R * g, P]"""
     scores = q @ k.permute(1, 2, 0)
@@ -93,5 +101,5 @@ def _scores(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
 
 
 @attend.register_fake
-def _(q, k_past, v_past, k_tail=None, v_tail=None, mask_past=None, mask_tail=None):
+def _(q, k_past, v_past, k_tail=None, v_tail=None, mask_past=None, mask_tail=None, k_scale=None, v_scale=None):
     return q.new_empty((q.shape[0], q.shape[1] * q.shape[2]))

@@ -56,8 +56,10 @@ def export_package(
     force: bool = False,
     backends: tuple[str, ...] = ("onnx",),
     context: int | None = None,
+    kv_dtype: str = "float32",
 ) -> Package:
-    """Write the bundle `out`. context: most tokens of a text on ExecuTorch, None for the default.
+    """Write the bundle `out`. context: most tokens of a text on ExecuTorch, None for the default; kv_dtype: of committed
+    KV rows, a key of KV_PARTS.
 
     ValueError names what is wrong with the pair or the folder; nothing half-written loads. A pair that is called e2b
     or e4b must have that size.
@@ -68,7 +70,7 @@ def export_package(
     if name in SIZES:
         check_size(name, *configs)
     target, drafter = open_target(target_source), open_drafter(drafter_source)
-    return export_pair(name, target, drafter, recipe_name, out, force, backends, context)
+    return export_pair(name, target, drafter, recipe_name, out, force, backends, context, kv_dtype)
 
 
 def export_pair(
@@ -80,6 +82,7 @@ def export_pair(
     force: bool = False,
     backends: tuple[str, ...] = ("onnx",),
     context: int | None = None,
+    kv_dtype: str = "float32",
 ) -> Package:
     """Write the bundle `out` of an opened pair, every byte once."""
     check_pair(target.config, drafter.config)
@@ -92,18 +95,19 @@ def export_pair(
         total = weight_bytes(target, drafter, recipe_name, backends)
         with _one_thread(), tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
             target, drafter = (dataclasses.replace(weights, wrote=bar.update) for weights in (target, drafter))
-            lowered = [lower_pair(backend, recipe_name, target, drafter, context, out, bar) for backend in backends]
+            what = recipe_name, kv_dtype, target, drafter
+            lowered = [lower_pair(backend, *what, context, out, bar) for backend in backends]
             bar.set_postfix_str(embeddings.FOLDER)
             token_tables = _token_tables(lowered, recipe_name, target, out, errors)
             per_layer, head = _tables(target, drafter, recipe_name, out, errors)
         _write_text_files(target, out)
-        files = _file_specs(out)
+        files, kv = _file_specs(out), _kv_spec(target.config, kv_dtype)
         manifest = Manifest(
             schema_version=contract.SCHEMA_VERSION,
             name=name,
             target=_target_spec(target, per_layer),
             drafter=_drafter_spec(drafter, head, *drafting),
-            kv=_kv_spec(target.config),
+            kv=kv,
             graphs=_graph_specs(lowered),
             backends={
                 one.backend: contract.BackendSpec(
@@ -116,7 +120,7 @@ def export_pair(
             },
             tokens=tokens,
             sampling=sampling,
-            memory=_memory(target.config, files),
+            memory=_memory(kv, files),
             checkpoints={"target": _checkpoint_spec(target), "drafter": _checkpoint_spec(drafter)},
             versions={tool: importlib.metadata.version(tool) for tool in (*TOOLS, *EXTRA_TOOLS.intersection(backends))},
             files=files,
@@ -293,11 +297,11 @@ def _drafter_spec(
     )
 
 
-def _kv_spec(config: TargetConfig) -> contract.KVSpec:
+def _kv_spec(config: TargetConfig, dtype: str) -> contract.KVSpec:
     layers = [
         contract.KVLayerSpec(layer.index, layer.type, config.kv_heads, layer.head_dim) for layer in config.own_layers
     ]
-    return contract.KVSpec(config.window, contract.CHUNK_ROWS, tuple(layers), config.donors)
+    return contract.KVSpec(config.window, contract.CHUNK_ROWS, tuple(layers), config.donors, dtype)
 
 
 def tokens_spec(target: Weights) -> contract.TokensSpec:
@@ -334,13 +338,13 @@ def _sampling(target: Weights) -> contract.SamplingSpec:
     )
 
 
-def _memory(config: TargetConfig, files: dict[str, contract.FileSpec]) -> contract.MemorySpec:
+def _memory(kv: contract.KVSpec, files: dict[str, contract.FileSpec]) -> contract.MemorySpec:
     def row_bytes(kind: str) -> int:
-        return sum(2 * config.kv_heads * layer.head_dim * 4 for layer in config.own_layers if layer.type == kind)
+        return sum(kv.row_bytes(layer) for layer in kv.layers if layer.type == kind)
 
     return contract.MemorySpec(
         tables_bytes=_folder_bytes(files, embeddings.FOLDER),
-        kv_sliding_bytes=row_bytes(SLIDING) * config.window,
+        kv_sliding_bytes=row_bytes(SLIDING) * kv.window,
         kv_full_bytes_per_token=row_bytes(FULL),
     )
 

@@ -14,15 +14,17 @@ EXAMPLE_SIZES = {"T": 3, "R": 2, "P_sliding": 5, "P_full": 7}  # all different, 
 
 
 def trace(
-    graph: type[nn.Module], config: TextConfig, recipe: Recipe, max_context_tokens: int
+    graph: type[nn.Module], config: TextConfig, recipe: Recipe, max_context_tokens: int, kv_dtype: str = "float32"
 ) -> tuple[nn.Module, ExportedProgram]:
     """The graph with fake weights and its program; input sizes are dynamic as the graph's specs say."""
     # one sliding row more than ours: Transformers' assistant sees that many, which is needed to compare drafts
     limits = {"T": CHUNK_ROWS, "R": CHUNK_ROWS, "P_sliding": config.window + 1, "P_full": max_context_tokens}
     dims = {symbol: Dim(symbol, min=1, max=limit) for symbol, limit in limits.items()}
     with FakeTensorMode(), torch.no_grad():
-        module = graph(config, recipe).eval()
-        example = tuple(torch.empty(_sizes(spec, EXAMPLE_SIZES)) for spec in module.inputs)
+        module = graph(config, recipe, kv_dtype).eval()
+        example = tuple(
+            torch.empty(_sizes(spec, EXAMPLE_SIZES), dtype=getattr(torch, spec.dtype)) for spec in module.inputs
+        )
         dynamic = tuple(
             {i: size for i, size in enumerate(_sizes(spec, dims)) if not isinstance(size, int)}
             for spec in module.inputs

@@ -104,6 +104,7 @@ def measure(
     return {
         "bundle": pair.manifest.name,
         "recipe": pair.manifest.backends[pair.backend].quantization.recipe,
+        "kv_dtype": pair.manifest.kv.dtype,
         "backend": pair.backend,
         "threads": threads,
         "thread_candidates": thread_candidates,

@@ -57,7 +57,7 @@ def heading(result: dict) -> list[str]:
     memory = result["memory"]
     return [
         f"{result['bundle']} {result['recipe']} on {result['backend']}, threads: {result['threads']}, "
-        f"{result['machine']['cpu']} ({result['machine']['system']})",
+        f"KV in {result['kv_dtype']}, {result['machine']['cpu']} ({result['machine']['system']})",
         f"{result['prompt_count']} prompts of {result['prompt_tokens'][0]} to {result['prompt_tokens'][1]} tokens, up to "
         f"{result['tokens']} new tokens, greedy, {result['repeats']} repeats in turns: median (lowest to highest)",
         f"bundle {memory['bundle_bytes'] / MIB:.1f} MiB, peak memory {memory['peak_rss_mib']:.0f} MiB",

@@ -58,6 +58,7 @@ class Quality:
     path: str
     name: str
     recipe: str
+    kv_dtype: str
     backend: str
     loss: float
     perplexity: float
@@ -120,7 +121,7 @@ def evaluate(
         loss = math.fsum(losses) / len(losses)
         accepted = accepted_drafts(pair, starts, draft_tokens, progress) if starts and pair.drafter else None
         recipe = pair.manifest.backends[pair.backend].quantization.recipe
-        told = str(path), pair.manifest.name, recipe, pair.backend, loss, _exp(loss), accepted
+        told = str(path), pair.manifest.name, recipe, pair.manifest.kv.dtype, pair.backend, loss, _exp(loss), accepted
         qualities.append(Quality(*told, pair.off_reason if draft_tokens else None))
     return Evaluation(
         tokens=len(ids),
@@ -253,7 +254,8 @@ def lines(told: dict) -> list[str]:
 
 
 def _title(entry: dict) -> str:
-    return f"{entry['name']} {entry['recipe']} on {entry['backend']}"
+    kv = "" if entry["kv_dtype"] == "float32" else f", KV in {entry['kv_dtype']}"
+    return f"{entry['name']} {entry['recipe']} on {entry['backend']}{kv}"
 
 
 def _told_distance(distance: dict, tokens: int) -> str:

@@ -1,9 +1,10 @@
-// C ABI over ExecuTorch's C++ library: load a .pte with one method "forward" whose inputs and outputs are float32
-// tensors, and run it. No torch, no Python: a phone app links this file as it is.
+// C ABI over ExecuTorch's C++ library: load a .pte with one method "forward" whose inputs are tensors of float32, float16
+// or int8 and whose outputs are float32, and run it. No torch, no Python: a phone app links this file as it is.
 //
 //   g4_set_threads   once per process, before the first g4_open: XNNPACK takes its pool at load time
 //   g4_open          maps the file; null on failure
 //   g4_bound         upper bounds of an input's or output's sizes; a size that is fixed is its own bound
+//   g4_type          ExecuTorch's number of an input's or output's type: 6 float32, 5 float16, 1 int8
 //   g4_bind          gives output i its memory, as many floats as its bounds multiply to; once, before g4_run
 //   g4_run           reads the inputs where they lie and writes the bound outputs
 //   g4_sizes         sizes that output i had in the last run
@@ -107,6 +108,7 @@ struct g4_graph {
   executorch::runtime::BackendOptions<2> options;
   executorch::runtime::LoadBackendOptionsMap options_map;
   std::vector<std::vector<SizesType>> bounds[2];  // of inputs, of outputs
+  std::vector<ScalarType> types[2];
   std::vector<float*> bound;                      // memory of the outputs
   std::vector<EValue> outputs;                    // of the last run
 };
@@ -119,7 +121,10 @@ static Error read_bounds(g4_graph* graph) {
     for (size_t i = 0; i < count; i++) {
       const auto info = output ? meta->output_tensor_meta(i) : meta->input_tensor_meta(i);
       if (!info.ok()) return info.error();
-      if (info->scalar_type() != ScalarType::Float) return Error::InvalidType;
+      const ScalarType type = info->scalar_type();
+      const bool narrow = type == ScalarType::Half || type == ScalarType::Char;
+      if (type != ScalarType::Float && (output || !narrow)) return Error::InvalidType;
+      graph->types[output].push_back(type);
       graph->bounds[output].emplace_back(info->sizes().begin(), info->sizes().end());
     }
   }
@@ -167,6 +172,12 @@ int g4_bound(const g4_graph* graph, int output, int i, int* sizes, int capacity)
   return static_cast<int>(all[i].size());
 }
 
+// -> the type's number; -1 where there is no tensor i
+int g4_type(const g4_graph* graph, int output, int i) {
+  const auto& all = graph->types[output];
+  return i < 0 || i >= static_cast<int>(all.size()) ? -1 : static_cast<int>(all[i]);
+}
+
 // -> 0, or -1 with a reason
 int g4_bind(g4_graph* graph, int i, float* data, char* error, size_t error_size) {
   *last_error = '\0';
@@ -178,7 +189,7 @@ int g4_bind(g4_graph* graph, int i, float* data, char* error, size_t error_size)
 
 // data[i], ranks[i]: pointer and rank of input i; sizes: the sizes of all inputs in a row -> 0, or -1 with a reason.
 // Ranks and bounds are checked; that sizes belong together (the same rows everywhere) is the caller's to know.
-int g4_run(g4_graph* graph, float* const* data, const int* ranks, const int* sizes, char* error, size_t error_size) {
+int g4_run(g4_graph* graph, void* const* data, const int* ranks, const int* sizes, char* error, size_t error_size) {
   *last_error = '\0';
   std::vector<TensorPtr> tensors;
   std::vector<EValue> values;
@@ -188,7 +199,7 @@ int g4_run(g4_graph* graph, float* const* data, const int* ranks, const int* siz
     for (size_t k = 0; k < rank; k++) {
       if (sizes[k] < 1 || sizes[k] > bounds[k]) return explain(Error::InvalidArgument, error, error_size);
     }
-    tensors.push_back(from_blob(data[i], std::vector<SizesType>(sizes, sizes + rank)));
+    tensors.push_back(from_blob(data[i], std::vector<SizesType>(sizes, sizes + rank), graph->types[0][i]));
     values.emplace_back(tensors.back());
     sizes += rank;
   }

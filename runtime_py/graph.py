@@ -1,4 +1,4 @@
-"""What a backend gives: a loaded graph, called with named float32 arrays."""
+"""What a backend gives: a loaded graph, called with named arrays."""
 
 import importlib.util
 from collections.abc import Callable

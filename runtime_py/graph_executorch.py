@@ -32,6 +32,8 @@ SOURCE = Path(__file__).with_name("executorch_shim.cpp")
 LIBRARIES = ("executorch", "executorch_threadpool", "executorch_kernels_optimized", "executorch_backend_xnnpack")
 COMPILERS = ("c++", "g++", "clang++")
 MAX_RANK, TEXT_BYTES = 8, 512
+TYPES = {6: "float32", 5: "float16", 1: "int8"}  # ExecuTorch's numbers
+Form = tuple[str, tuple[int, ...]]  # of a tensor in a file: type, upper bounds of its sizes
 
 
 def open_graph(
@@ -56,8 +58,8 @@ def open_graph(
 
 
 class ExecutorchGraph:
-    """One .pte file. A contiguous float32 input is not copied. Outputs alias the graph's buffers, which have the size of
-    their upper bounds and are touched as far as used: an output is valid until the next call."""
+    """One .pte file. A contiguous input of the declared type is not copied. Outputs alias the graph's buffers, which have
+    the size of their upper bounds and are touched as far as used: an output is valid until the next call."""
 
     def __init__(
         self, library: ctypes.CDLL, path: Path, spec: GraphSpec, sha256: str, cache_folder: Path, threads: int
@@ -66,9 +68,10 @@ class ExecutorchGraph:
         use_threads(library.g4_set_threads, threads)
         self._text, self._sizes = ctypes.create_string_buffer(TEXT_BYTES), (ctypes.c_int * MAX_RANK)()
         self._handle = self._open(sha256, cache_folder)
-        self._inputs = InputCheck(path, spec.inputs, self._bounds(0))
-        self._buffers = [np.empty(math.prod(bound), np.float32) for bound in self._bounds(1)]
-        check_declared(path, spec.outputs, self._bounds(1))
+        self._inputs = InputCheck(path, spec.inputs, self._forms(0))
+        outputs = self._forms(1)
+        check_declared(path, spec.outputs, outputs)
+        self._buffers = [np.empty(math.prod(bound), dtype) for dtype, bound in outputs]
         for i, buffer in enumerate(self._buffers):
             if library.g4_bind(self._handle, i, buffer.ctypes.data, self._text, TEXT_BYTES):
                 raise self._refused("load")
@@ -109,11 +112,11 @@ class ExecutorchGraph:
             raise self._refused("load")
         return handle
 
-    def _bounds(self, output: int) -> list[tuple[int, ...]]:
-        bounds: list[tuple[int, ...]] = []
-        while (rank := self._library.g4_bound(self._handle, output, len(bounds), self._sizes, MAX_RANK)) >= 0:
-            bounds.append(tuple(self._sizes[:rank]))
-        return bounds
+    def _forms(self, output: int) -> list[Form]:
+        forms: list[Form] = []
+        while (rank := self._library.g4_bound(self._handle, output, len(forms), self._sizes, MAX_RANK)) >= 0:
+            forms.append((TYPES[self._library.g4_type(self._handle, output, len(forms))], tuple(self._sizes[:rank])))
+        return forms
 
     def _refused(self, action: str) -> ValueError:
         reason = " ".join(self._text.value.decode(errors="replace").split())
@@ -125,21 +128,22 @@ class ExecutorchGraph:
 
 
 class InputCheck:
-    """Arrays in calling order, contiguous float32, whose shapes are what the spec declares and the file has room for."""
+    """Arrays in calling order, contiguous, of the declared type, whose shapes are what the spec declares and the file has
+    room for."""
 
-    def __init__(self, path: Path, inputs: tuple[TensorSpec, ...], bounds: list[tuple[int, ...]]):
-        check_declared(path, inputs, bounds)
-        self._path, self._names = path, {put.name for put in inputs}
+    def __init__(self, path: Path, inputs: tuple[TensorSpec, ...], forms: list[Form]):
+        check_declared(path, inputs, forms)
+        self._path, self._types = path, {put.name: put.dtype for put in inputs}
         self._dims = [
             (put.name, [(*_parse(size), limit) for size, limit in zip(put.shape, bound, strict=True)])
-            for put, bound in zip(inputs, bounds, strict=True)
+            for put, (_, bound) in zip(inputs, forms, strict=True)
         ]
 
     def __call__(self, feeds: dict[str, Array]) -> list[Array]:
-        if feeds.keys() != self._names:
-            odd = sorted(feeds.keys() ^ self._names)[0]
+        if feeds.keys() != self._types.keys():
+            odd = sorted(feeds.keys() ^ self._types.keys())[0]
             raise ValueError(f"{self._path}: input {odd} is {'unknown' if odd in feeds else 'missing'}")
-        arrays, known = [np.ascontiguousarray(feeds[name], np.float32) for name, _ in self._dims], {}
+        arrays, known = [self._typed(name, feeds[name]) for name, _ in self._dims], {}
         for array, (name, dims) in zip(arrays, self._dims, strict=True):
             if array.ndim != len(dims):
                 raise ValueError(f"{self._path}: input {name} has {array.ndim} dimensions, expected {len(dims)}")
@@ -151,17 +155,25 @@ class InputCheck:
                     raise ValueError(f"{self._path}: input {name} has a size of {size}, expected {want}")
         return arrays
 
+    def _typed(self, name: str, array: Array) -> Array:
+        dtype = self._types[name]
+        if not np.can_cast(array.dtype, dtype, "same_kind"):
+            raise ValueError(f"{self._path}: input {name} is {array.dtype}, expected {dtype}")
+        return np.ascontiguousarray(array, dtype)
 
-def check_declared(path: Path, puts: tuple[TensorSpec, ...], bounds: list[tuple[int, ...]]) -> None:
-    """ValueError if the tensors of a file are not those of the manifest: their number, ranks and fixed sizes."""
-    declared = [[size if isinstance(size, int) else None for size in put.shape] for put in puts]
-    if len(declared) == len(bounds) and all(map(_fits, declared, bounds)):
+
+def check_declared(path: Path, puts: tuple[TensorSpec, ...], forms: list[Form]) -> None:
+    """ValueError if the tensors of a file are not those of the manifest: their number, types, ranks and fixed sizes."""
+    declared = [(put.dtype, [size if isinstance(size, int) else None for size in put.shape]) for put in puts]
+    if len(declared) == len(forms) and all(map(_fits, declared, forms)):
         return
     raise ValueError(f"{path}: inputs and outputs are not those of the manifest; export the bundle again")
 
 
-def _fits(declared: list[int | None], bound: tuple[int, ...]) -> bool:
-    return len(declared) == len(bound) and all(want in (None, size) for want, size in zip(declared, bound, strict=True))
+def _fits(declared: tuple[str, list[int | None]], form: Form) -> bool:
+    (dtype, sizes), (found, bound) = declared, form
+    same_rank = dtype == found and len(sizes) == len(bound)
+    return same_rank and all(want in (None, size) for want, size in zip(sizes, bound, strict=True))
 
 
 def _parse(size: int | str) -> tuple[int, str]:
@@ -203,6 +215,7 @@ def load_shim() -> ctypes.CDLL:
     library.g4_open.restype = ctypes.c_void_p
     library.g4_open.argtypes = [ctypes.c_char_p, ctypes.c_char_p, *text]
     library.g4_bound.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+    library.g4_type.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
     library.g4_bind.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, *text]
     library.g4_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, *text]
     library.g4_sizes.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_int]

@@ -9,7 +9,7 @@ import numpy as np
 import torch  # before the bindings, which are linked with it
 from executorch.extension.pybindings import _C as bindings  # portable_lib would import all of the exporter first
 
-from .graph_executorch import InputCheck, check_declared, use_threads
+from .graph_executorch import TYPES, Form, InputCheck, check_declared, use_threads
 from .manifest import GraphSpec
 
 Array = np.ndarray
@@ -17,7 +17,7 @@ warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # no
 
 
 class TorchGraph:
-    """One .pte file, verified by the caller. A contiguous float32 input is not copied; outputs are copies."""
+    """One .pte file, verified by the caller. A contiguous input of the declared type is not copied; outputs are copies."""
 
     def __init__(self, path: Path, spec: GraphSpec, threads: int):
         self._path, self._outputs = path, [put.name for put in spec.outputs]
@@ -28,8 +28,8 @@ class TorchGraph:
                 meta = self._module.method_meta("forward")
         except RuntimeError as error:
             raise ValueError(f"{path}: ExecuTorch cannot load it ({error}); export the bundle again") from None
-        inputs = [tuple(meta.input_tensor_meta(i).sizes()) for i in range(meta.num_inputs())]
-        outputs = [tuple(meta.output_tensor_meta(i).sizes()) for i in range(meta.num_outputs())]
+        inputs = [_form(meta.input_tensor_meta(i)) for i in range(meta.num_inputs())]
+        outputs = [_form(meta.output_tensor_meta(i)) for i in range(meta.num_outputs())]
         check_declared(path, spec.outputs, outputs)
         self._inputs = InputCheck(path, spec.inputs, inputs)
 
@@ -40,3 +40,7 @@ class TorchGraph:
         except RuntimeError as error:
             raise ValueError(f"{self._path}: ExecuTorch cannot run it ({error}); export the bundle again") from None
         return {name: tensor.numpy() for name, tensor in zip(self._outputs, outputs, strict=True)}
+
+
+def _form(tensor: bindings.TensorInfo) -> Form:
+    return TYPES.get(tensor.dtype(), "another type"), tuple(tensor.sizes())

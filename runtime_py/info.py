@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from . import manifest as contract
-from .manifest import BackendSpec, Manifest
-from .memory import cache_bytes
+from .manifest import BackendSpec, KVSpec, Manifest
+from .memory import cache_bytes, cast_bytes
 
 
 def print_info(bundle: Path) -> None:
@@ -24,7 +24,7 @@ def _model(manifest: Manifest) -> dict[str, str]:
     head = f"centroid head, {drafter.centroid_head.top_k} clusters" if drafter.centroid_head else "dense head"
     size = sum(spec.size_bytes for spec in manifest.files.values())
     contexts = sorted({min(tokens, target.max_context_tokens) for tokens in (4096, 32768, target.max_context_tokens)})
-    kv = ", ".join(f"{cache_bytes(manifest.kv, tokens, 0) / 1e6:.1f} MB at {tokens} tokens" for tokens in contexts)
+    kv = ", ".join(f"{_kv_bytes(manifest.kv, tokens)} at {tokens} tokens" for tokens in contexts)
     return {
         "bundle": f"{manifest.name} ({size / 1e6:.1f} MB), schema {manifest.schema_version}",
         "target": f"{target.num_layers} layers ({target.num_own_kv_layers} with their own KV), "
@@ -32,7 +32,7 @@ def _model(manifest: Manifest) -> dict[str, str]:
         "drafter": f"{len(drafter.layer_types)} layers, hidden {drafter.hidden_size}, {head}; "
         f"{drafter.num_draft_tokens} drafts, {drafter.schedule}",
         "context": f"{target.max_context_tokens} tokens, window {manifest.kv.window}",
-        "memory": f"tables {memory.tables_bytes / 1e6:.1f} MB mapped; KV {kv}",
+        "memory": f"tables {memory.tables_bytes / 1e6:.1f} MB mapped; KV in {manifest.kv.dtype}: {kv}",
         "stop tokens": ", ".join(map(str, manifest.tokens.eos)),
         "sampling defaults": f"do_sample {sampling.do_sample}, temperature {sampling.temperature}, "
         f"top_k {sampling.top_k}, top_p {sampling.top_p}",
@@ -42,6 +42,12 @@ def _model(manifest: Manifest) -> dict[str, str]:
         ),
         "made with": ", ".join(f"{tool} {version}" for tool, version in manifest.versions.items()),
     }
+
+
+def _kv_bytes(spec: KVSpec, tokens: int) -> str:
+    """Of the rows and of what a step casts of them."""
+    cast = cast_bytes(spec, tokens)
+    return f"{cache_bytes(spec, tokens, 0) / 1e6:.1f} MB" + (f" (+ {cast / 1e6:.1f} cast)" if cast else "")
 
 
 def _backends(manifest: Manifest) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The contract between exporter and runtimes: what manifest.json holds, as frozen records. Standard library only.
 
-A graph's inputs and outputs are data (`GraphSpec`). All are float32 without a batch axis; a size in a shape is an
-integer or one of these symbols, optionally with a factor in front ("4*T"):
+A graph's inputs and outputs are data (`GraphSpec`), without a batch axis. All are float32 but past rows, which have the
+cache's dtype. A size in a shape is an integer or one of these symbols, optionally with a factor in front ("4*T"):
 
     T           rows run in one call, 1..chunk_rows
     R           rows whose logits are asked for, 1..T
@@ -21,21 +21,27 @@ from pathlib import Path
 
 from .strict_json import decode
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MANIFEST_NAME = "manifest.json"
 RANDOM_WEIGHTS = "random weights"  # source of a checkpoint that is none: made for measuring
 GRAPHS = ("self_decoder", "cross_decoder", "drafter")
 SLIDING, FULL = "sliding", "full"
 CHUNK_ROWS = 128  # positions of a chunk: the most tokens of one call, and the rows of the graphs' tail inputs
-DTYPES = {"int8": 1, "uint8": 1, "bfloat16": 2, "int32": 4, "float32": 4}  # bytes per element
+DTYPES = {"int8": 1, "uint8": 1, "float16": 2, "bfloat16": 2, "int32": 4, "float32": 4}  # bytes per element
+KV_PARTS = {  # dtype of committed rows -> what they are: k, v [rows, kv, D]; float32 scales [rows, kv] of int8
+    "float32": ("k", "v"),
+    "float16": ("k", "v"),
+    "int8": ("k", "v", "k_scale", "v_scale"),
+}
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A float32 graph input or output. shape: sizes as in the module's docstring."""
+    """A graph input or output. shape: sizes as in the module's docstring; dtype: a key of KV_PARTS."""
 
     name: str
     shape: tuple[int | str, ...]
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -97,12 +103,19 @@ class KVSpec:
     """layers in the order of the self_decoder's past_k.*; donors: type -> the layer whose rows the others read.
 
     chunk_rows: no call crosses a multiple of it, so that a token's keys stand at the same places alone and in a block.
+    dtype: of committed rows; int8 is symmetric with a scale per (row, kv head), for k and for v.
     """
 
     window: int
     chunk_rows: int
     layers: tuple[KVLayerSpec, ...]
     donors: dict[str, int]
+    dtype: str = "float32"
+
+    def row_bytes(self, layer: KVLayerSpec) -> int:
+        """Of one committed row."""
+        scale = DTYPES["float32"] if self.dtype == "int8" else 0
+        return 2 * layer.kv_heads * (layer.head_dim * DTYPES[self.dtype] + scale)
 
 
 @dataclass(frozen=True)
@@ -366,6 +379,10 @@ def _validate_table(table: TableSpec, columns: int, where: str) -> None:
 
 
 def _validate_kv(manifest: Manifest) -> None:
+    specs = [spec for graph in manifest.graphs.values() for spec in (*graph.inputs, *graph.outputs)]
+    for where, dtype in (("kv", manifest.kv.dtype), *((spec.name, spec.dtype) for spec in specs)):
+        if dtype not in KV_PARTS:
+            raise ValueError(f"{where}: dtype {dtype!r} is none of {', '.join(KV_PARTS)}")
     layers = {entry.layer: entry for entry in manifest.kv.layers}
     indices, own = [entry.layer for entry in manifest.kv.layers], manifest.target.num_own_kv_layers
     if indices != list(range(len(indices))) or len(indices) != own:

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from .manifest import FULL, SLIDING, KVSpec, Manifest, graph_files
+from .manifest import DTYPES, FULL, SLIDING, KVSpec, Manifest, graph_files
 
 MEMINFO = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True)
 class Needs:
-    """weights: of the target's graphs; kv: of context_tokens. Embedding tables are left out: they are mapped, and only
+    """weights: of the target's graphs; kv: of context_tokens, with what a step casts. Embedding tables are left out: they are mapped, and only
     rows in use become resident."""
 
     weights_bytes: int
@@ -31,7 +31,7 @@ def needs(manifest: Manifest, backend: str, context_tokens: int, margin_rows: in
     )
     if head := manifest.drafter.centroid_head:
         drafter += head.centroids.size_bytes
-    kv_bytes = cache_bytes(manifest.kv, context_tokens, margin_rows)
+    kv_bytes = cache_bytes(manifest.kv, context_tokens, margin_rows) + cast_bytes(manifest.kv, context_tokens)
     return Needs(target, drafter if drafts else 0, kv_bytes, context_tokens)
 
 
@@ -45,12 +45,21 @@ def cache_bytes(spec: KVSpec, context_tokens: int, margin_rows: int) -> int:
     """Keys and values of a KVCache whose context is full."""
     whole_chunks = -(-context_tokens // spec.chunk_rows) * spec.chunk_rows
     closed = spec.window + margin_rows if margin_rows else 0
-    rows = {FULL: whole_chunks, SLIDING: spec.window + spec.chunk_rows + closed}
+    rows = {FULL: whole_chunks, SLIDING: spec.window + closed}
     total = 0
     for layer in spec.layers:
         donor_ring = spec.window if layer.layer == spec.donors[SLIDING] else 0
-        total += 2 * 4 * layer.kv_heads * layer.head_dim * (rows[layer.type] + donor_ring)
+        total += spec.row_bytes(layer) * (rows[layer.type] + donor_ring)
+        if layer.type == SLIDING or spec.dtype != "float32":  # else the open chunk lies among the rows of all positions
+            total += 2 * DTYPES["float32"] * layer.kv_heads * layer.head_dim * spec.chunk_rows
     return total
+
+
+def cast_bytes(spec: KVSpec, context_tokens: int) -> int:
+    """What a step takes for past rows narrower than float32: keys and values of one full layer at a time, cast."""
+    if spec.dtype == "float32":
+        return 0
+    return max(2 * DTYPES["float32"] * x.kv_heads * x.head_dim for x in spec.layers if x.type == FULL) * context_tokens
 
 
 def available_bytes(meminfo: Path = MEMINFO) -> int | None:

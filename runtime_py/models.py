@@ -12,7 +12,7 @@ import numpy as np
 from .cache import KVCache, Layout
 from .embeddings import EmbeddingTable, map_array, to_float
 from .graph import Graph, Wrap, load_graph, unwrapped
-from .manifest import FULL, SLIDING, CentroidHeadSpec, Manifest, check_hashes, check_sizes, graph_files
+from .manifest import FULL, KV_PARTS, SLIDING, CentroidHeadSpec, Manifest, check_hashes, check_sizes, graph_files
 
 Array = np.ndarray
 KINDS = (SLIDING, FULL)
@@ -58,13 +58,14 @@ class TargetOutput:
 
 class SelfDecoder:
     def __init__(self, manifest: Manifest, graph: Graph):
-        self._graph, self._layers = graph, manifest.kv.layers
+        self._graph, self._layers, self._parts = graph, manifest.kv.layers, KV_PARTS[manifest.kv.dtype]
         self._range = range(manifest.target.num_own_kv_layers)
 
     def __call__(self, rows: Rows, cache: KVCache) -> NewRows:
         feeds = rows.feeds(self._range)
         for layer in self._layers:
-            feeds[f"past_k.{layer.layer}"], feeds[f"past_v.{layer.layer}"] = cache.past(layer.layer, layer.type)
+            past = cache.past(layer.layer, layer.type)
+            feeds |= {f"past_{part}.{layer.layer}": rows for part, rows in zip(self._parts, past, strict=True)}
             feeds[f"tail_k.{layer.layer}"], feeds[f"tail_v.{layer.layer}"] = cache.tail(layer.layer, layer.type)
         out = self._graph(feeds)
         k, v = ([out[f"new_{w}.{layer.layer}"] for layer in self._layers] for w in "kv")
@@ -73,7 +74,7 @@ class SelfDecoder:
 
 class CrossDecoder:
     def __init__(self, manifest: Manifest, graph: Graph):
-        self._graph, self._donors = graph, manifest.kv.donors
+        self._graph, self._donors, self._parts = graph, manifest.kv.donors, KV_PARTS[manifest.kv.dtype]
         self._range = range(manifest.target.num_own_kv_layers, manifest.target.num_layers)
 
     def __call__(self, rows: Rows, new: NewRows, cache: KVCache) -> tuple[Array, Array]:
@@ -81,7 +82,7 @@ class CrossDecoder:
         feeds = {"x": new.x[-len(rows.embeds) :], **rows.feeds(self._range)}
         for kind in KINDS:
             donor = self._donors[kind]
-            feeds[f"k_{kind}"], feeds[f"v_{kind}"] = cache.past(donor, kind)
+            feeds |= {f"{part}_{kind}": rows for part, rows in zip(self._parts, cache.past(donor, kind), strict=True)}
             feeds[f"tail_k_{kind}"], feeds[f"tail_v_{kind}"] = cache.tail(donor, kind)
             feeds[f"new_k_{kind}"], feeds[f"new_v_{kind}"] = new.k[donor], new.v[donor]
         out = self._graph(feeds)
@@ -163,6 +164,7 @@ class Drafter:
 
     def __init__(self, manifest: Manifest, graph: Graph, bundle: Path, target: Target):
         self.spec, self._graph, self._target = manifest.drafter, graph, target
+        self._parts = KV_PARTS[manifest.kv.dtype]
         head = manifest.drafter.centroid_head
         self._head = CentroidHead(bundle, head) if head else None
 
@@ -180,7 +182,7 @@ class Drafter:
         tokens = cache.length + 1  # N, with the pending one
         block = rope_rows(self.spec.inv_freq, np.array([tokens + self.spec.position_offset]))
         for kind in KINDS:
-            block[f"k_{kind}"], block[f"v_{kind}"] = cache.donor_rows(kind)
+            block |= {f"{part}_{kind}": rows for part, rows in zip(self._parts, cache.donor_rows(kind), strict=True)}
         return block
 
     def step(self, block: dict[str, Array], token: int, state: Array) -> tuple[int, Array]:

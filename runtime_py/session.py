@@ -147,7 +147,7 @@ class Session:
             if not 0 <= length <= len(self.ids):
                 raise ValueError(f"cannot rewind to {length}: the session has {len(self.ids)} tokens")
             known = min(length, self._cache.length)
-            held = known if self._cache.holds(known) else 0
+            held = self._cache.held(known)
             self._cache.rewind(held)
             del self.ids[length:]
             return known - held
@@ -211,7 +211,7 @@ class Session:
             raise ValueError("the prompt is empty; give at least one token")
         common = next((i for i, pair in enumerate(zip(self.ids, ids, strict=False)) if pair[0] != pair[1]), None)
         known = min(len(self.ids) if common is None else common, self._cache.length, len(ids) - 1)
-        held = known if self._cache.holds(known) else 0
+        held = self._cache.held(known)
         check_request(self.pair.target, self._cache, ids, max_new_tokens, held)
         self._cache.rewind(held)
         self.ids = list(ids)

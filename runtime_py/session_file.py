@@ -10,7 +10,7 @@ import numpy as np
 from .cache import KVCache
 from .manifest import Manifest, to_json
 
-FORMAT = "gemma4-mtp session 1"
+FORMAT = "gemma4-mtp session 2"
 
 
 def write(path: Path, manifest: Manifest, backend: str, ids: list[int], cache: KVCache) -> None:
@@ -59,7 +59,7 @@ def read(path: Path, manifest: Manifest, backend: str, cache: KVCache) -> list[i
 def _writer(manifest: Manifest, backend: str) -> dict[str, str]:
     """bundle: sha256 of the manifest, which has the sha256 of every other file."""
     bundle = hashlib.sha256(to_json(manifest).encode()).hexdigest()
-    return {"format": FORMAT, "bundle": bundle, "backend": backend}
+    return {"format": FORMAT, "kv": manifest.kv.dtype, "bundle": bundle, "backend": backend}
 
 
 def _ids(values: np.ndarray | None, vocab_size: int) -> list[int]:

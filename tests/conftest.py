@@ -49,15 +49,16 @@ def pair_of(made_once):
 
 @pytest.fixture(scope="session")
 def bundle_of(pair_of, made_once):
-    """(PairShape or "tiny", recipe, backend) -> bundle folder. Shared: tests that write to it copy it first."""
+    """(PairShape or "tiny", recipe, backend, dtype of KV rows) -> bundle folder. Shared: tests that write to it copy it
+    first."""
     from export.package import export_package
 
-    def make(shape: PairShape | str, recipe: str = "int8", backend: str = "onnx") -> Path:
+    def make(shape: PairShape | str, recipe: str = "int8", backend: str = "onnx", kv_dtype: str = "float32") -> Path:
         def export(out: Path) -> None:
             target, drafter = pair_of(shape)
-            export_package("tiny", str(target), str(drafter), recipe, out, backends=(backend,))
+            export_package("tiny", str(target), str(drafter), recipe, out, backends=(backend,), kv_dtype=kv_dtype)
 
-        return made_once(f"bundle {shape} {recipe} {backend}", export)
+        return made_once(f"bundle {shape} {recipe} {backend} {kv_dtype}", export)
 
     return make
 

@@ -161,7 +161,7 @@ class EagerGraph:
     def __call__(self, feeds: dict[str, Array]) -> dict[str, Array]:
         args = [torch.from_numpy(np.ascontiguousarray(feeds[spec.name])) for spec in self.module.inputs]
         for spec, arg in zip(self.module.inputs, args, strict=True):
-            assert arg.dtype == torch.float32, spec.name
+            assert arg.dtype == getattr(torch, spec.dtype), spec.name
         return {spec.name: out.numpy() for spec, out in zip(self.module.outputs, self.module(*args), strict=True)}
 
 
@@ -303,16 +303,18 @@ def prompts_of(bundle: Path, count: int) -> list[list[int]]:
     ]
 
 
-def eager_graphs(pair: PairFolders, recipe: str, backend: str = "onnx") -> dict[str, EagerGraph]:
+def eager_graphs(
+    pair: PairFolders, recipe: str, backend: str = "onnx", kv_dtype: str = "float32"
+) -> dict[str, EagerGraph]:
     target, drafter = open_target(str(pair[0])), open_drafter(str(pair[1]))
     sources = {SelfDecoderGraph: target, CrossDecoderGraph: target, DrafterGraph: drafter}
     return {
-        graph.name: EagerGraph(fill(graph(weights.config, RECIPES[backend][recipe]), weights))
+        graph.name: EagerGraph(fill(graph(weights.config, RECIPES[backend][recipe], kv_dtype), weights))
         for graph, weights in sources.items()
     }
 
 
-def eager_models(pair: PairFolders, folder: Path, recipe: str = "fp32") -> Models:
+def eager_models(pair: PairFolders, folder: Path, recipe: str = "fp32", kv_dtype: str = "float32") -> Models:
     """Without any .onnx file: the tables in `folder`, eager graphs, and the manifest's parts that the models read."""
     target, drafter, errors = open_target(str(pair[0])), open_drafter(str(pair[1])), []
     config, drafter_config = target.config, drafter.config
@@ -336,7 +338,7 @@ def eager_models(pair: PairFolders, folder: Path, recipe: str = "fp32") -> Model
     layers = (
         contract.KVLayerSpec(layer.index, layer.type, config.kv_heads, layer.head_dim) for layer in config.own_layers
     )
-    kv = contract.KVSpec(config.window, contract.CHUNK_ROWS, tuple(layers), config.donors)
+    kv = contract.KVSpec(config.window, contract.CHUNK_ROWS, tuple(layers), config.donors, kv_dtype)
     backend = SimpleNamespace(
         max_context_tokens=config.max_context_tokens,
         token_table=table("embed_tokens.weight", "token", config.embedding_scale),
@@ -344,7 +346,7 @@ def eager_models(pair: PairFolders, folder: Path, recipe: str = "fp32") -> Model
     manifest = SimpleNamespace(
         backends={"onnx": backend}, target=target_spec, drafter=drafter_spec, kv=kv, tokens=package.tokens_spec(target)
     )
-    return build(manifest, folder, eager_graphs(pair, recipe))
+    return build(manifest, folder, eager_graphs(pair, recipe, kv_dtype=kv_dtype))
 
 
 class HfParityCache(KVCache):

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime_py.cache import MASKED, KVCache
-from runtime_py.manifest import FULL, SLIDING, KVLayerSpec, KVSpec
+from runtime_py.kv_rows import encode
+from runtime_py.manifest import FULL, KV_PARTS, SLIDING, KVLayerSpec, KVSpec
 
 LAYERS = (
     KVLayerSpec(0, SLIDING, kv_heads=2, head_dim=3),
@@ -16,10 +17,11 @@ LAYERS = (
 )
 DONORS = {SLIDING: 2, FULL: 1}
 GROUP = 2
+dtypes = st.sampled_from(tuple(KV_PARTS))
 
 
-def make(window: int, context: int = 64, chunk: int = 4) -> KVCache:
-    return KVCache(KVSpec(window, chunk, LAYERS, DONORS), GROUP, context)
+def make(window: int, context: int = 64, chunk: int = 4, dtype: str = "float32") -> KVCache:
+    return KVCache(KVSpec(window, chunk, LAYERS, DONORS, dtype), GROUP, context)
 
 
 def new_rows(position: int, rows: int, seed: int = 0) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -34,8 +36,15 @@ def new_rows(position: int, rows: int, seed: int = 0) -> tuple[list[np.ndarray],
     return k, v
 
 
-def by_position(k: np.ndarray, v: np.ndarray) -> dict[int, bytes]:
-    return {int(key[0, 0]): key.tobytes() + value.tobytes() for key, value in zip(k, v, strict=True)}
+def row_bytes(parts: tuple[np.ndarray, ...]) -> list[bytes]:
+    """Of each row, k, v and scales in a row."""
+    return [b"".join(part.tobytes() for part in row) for row in zip(*parts, strict=True)]
+
+
+def in_slots(rows: list[bytes], window: int) -> list[bytes]:
+    """The last `window` rows as they lie in a ring."""
+    last = sorted(range(max(0, len(rows) - window), len(rows)), key=lambda position: position % window)
+    return [rows[position] for position in last]
 
 
 def fill(cache: KVCache, rows: int) -> None:
@@ -44,12 +53,14 @@ def fill(cache: KVCache, rows: int) -> None:
         cache.commit(*new_rows(cache.length, step), step)
 
 
-@settings(max_examples=150, deadline=None)
-@given(window=st.integers(1, 9), chunk=st.integers(1, 12), data=st.data())
-def test_past_and_tail_are_the_committed_rows(window, chunk, data):
-    """Blocks of any size, of which any number of rows is accepted; rings wrap many times."""
-    cache = make(window, chunk=chunk)
-    committed: list[list[tuple[int, bytes]]] = [[] for _ in LAYERS]
+@settings(max_examples=300, deadline=None)
+@given(window=st.integers(1, 9), chunk=st.integers(1, 12), dtype=dtypes, data=st.data())
+def test_past_and_tail_are_the_committed_rows(window, chunk, dtype, data):
+    """Blocks of any size, of which any number of rows is accepted; rings wrap many times. Past rows are those of the
+    cache's type, each made alone; the tail's are the float32 rows."""
+    cache = make(window, chunk=chunk, dtype=dtype)
+    committed: list[list[bytes]] = [[] for _ in LAYERS]
+    exact: list[list[bytes]] = [[] for _ in LAYERS]
     for number in range(data.draw(st.integers(0, 20))):
         rows = data.draw(st.integers(1, cache.room))
         accepted = data.draw(st.integers(0, rows))
@@ -57,23 +68,26 @@ def test_past_and_tail_are_the_committed_rows(window, chunk, data):
             break
         k, v = new_rows(cache.length, rows, number)
         for layer in LAYERS:
-            committed[layer.layer] += sorted(by_position(k[layer.layer], v[layer.layer]).items())[:accepted]
+            pairs = [(k[layer.layer][i : i + 1], v[layer.layer][i : i + 1]) for i in range(accepted)]
+            committed[layer.layer] += [row_bytes(encode(*pair, dtype))[0] for pair in pairs]
+            exact[layer.layer] += [row_bytes(pair)[0] for pair in pairs]
         cache.commit(k, v, accepted)
         for layer in LAYERS:
             rows_known = committed[layer.layer]
             assert cache.length == len(rows_known)
-            past = rows_known[: cache.start] if layer.type == FULL else rows_known[: cache.start][-window:]
+            past = rows_known[: cache.start]
             if cache.start:
-                assert by_position(*cache.past(layer.layer, layer.type)) == dict(past)
+                seen = past if layer.type == FULL else in_slots(past, window)
+                assert row_bytes(cache.past(layer.layer, layer.type)) == seen
             k_tail, v_tail = cache.tail(layer.layer, layer.type)
             open_rows = cache.length - cache.start
-            assert by_position(k_tail[:open_rows], v_tail[:open_rows]) == dict(rows_known[cache.start :])
+            assert row_bytes((k_tail[:open_rows], v_tail[:open_rows])) == exact[layer.layer][cache.start :]
             assert len(k_tail) == chunk
             assert not k_tail[open_rows:].any() and not v_tail[open_rows:].any()
         for kind, layer in DONORS.items():
             if cache.length:
-                seen = committed[layer] if kind == FULL else committed[layer][-window:]
-                assert by_position(*cache.donor_rows(kind)) == dict(seen)
+                seen = committed[layer] if kind == FULL else in_slots(committed[layer], window)
+                assert row_bytes(cache.donor_rows(kind)) == seen
 
 
 @settings(max_examples=150, deadline=None)
@@ -146,16 +160,17 @@ def test_the_dead_row_before_the_first_commit_is_hidden():
     assert np.all(layout.shared["mask_past_full"] == MASKED)
 
 
+@pytest.mark.parametrize("dtype", KV_PARTS)
 @pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 11])
-def test_reading_copies_nothing(length):
-    cache = make(window=4)
+def test_reading_copies_nothing(length, dtype):
+    cache = make(window=4, dtype=dtype)
     fill(cache, length)
     for layer in LAYERS:
         for read in (cache.past, cache.tail):
             for part, again in zip(read(layer.layer, layer.type), read(layer.layer, layer.type), strict=True):
                 assert part.flags.c_contiguous
                 assert np.shares_memory(part, again)
-                assert part.shape[1:] == (layer.kv_heads, layer.head_dim)
+                assert part.shape[1:] in ((layer.kv_heads, layer.head_dim), (layer.kv_heads,))
     for kind in DONORS:
         for part, again in zip(cache.donor_rows(kind), cache.donor_rows(kind), strict=True):
             assert part.flags.c_contiguous
@@ -169,10 +184,10 @@ def test_reading_copies_nothing(length):
 def test_commit_beyond_the_context_is_refused_and_changes_nothing(accepted):
     cache = make(window=4, context=9)
     fill(cache, 8)
-    before = [by_position(*cache.past(layer.layer, layer.type)) for layer in LAYERS]
+    before = [row_bytes(cache.past(layer.layer, layer.type)) for layer in LAYERS]
     with pytest.raises(ValueError, match=rf"context is full: 8 \+ {accepted} rows of 9"):
         cache.commit(*new_rows(8, 3), accepted)
     assert cache.length == 8
-    assert [by_position(*cache.past(layer.layer, layer.type)) for layer in LAYERS] == before
+    assert [row_bytes(cache.past(layer.layer, layer.type)) for layer in LAYERS] == before
     cache.commit(*new_rows(8, 3), 1)
     assert cache.length == cache.max_context_tokens

@@ -104,15 +104,27 @@ def test_shim_itself_refuses_sizes_out_of_bounds(made, bundle):
 
 
 def test_sizes_with_a_factor():
-    check = InputCheck(Path("g.pte"), (TensorSpec("x", ("T", 2)), TensorSpec("m", ("4*T", 1))), [(3, 2), (12, 1)])
+    forms = [("float32", (3, 2)), ("float32", (12, 1))]
+    check = InputCheck(Path("g.pte"), (TensorSpec("x", ("T", 2)), TensorSpec("m", ("4*T", 1))), forms)
     assert len(check({"x": np.zeros((2, 2)), "m": np.zeros((8, 1))})) == 2
     for rows in (6, 7, 12):
         with pytest.raises(ValueError, match=f"input m has a size of {rows}, expected 8"):
             check({"x": np.zeros((2, 2)), "m": np.zeros((rows, 1))})
 
 
+def test_inputs_that_would_lose_their_values_by_their_type():
+    """float64 becomes float32; what were no integers would become others."""
+    specs = TensorSpec("x", ("T", 2)), TensorSpec("k", ("T", 2), "int8")
+    check = InputCheck(Path("g.pte"), specs, [("float32", (3, 2)), ("int8", (3, 2))])
+    x, k = check({"x": np.ones((2, 2)), "k": np.ones((2, 2), np.int8)})
+    assert (x.dtype, k.dtype) == (np.float32, np.int8)
+    with pytest.raises(ValueError, match="input k is float32, expected int8"):
+        check({"x": x, "k": x})
+
+
 def test_tensors_that_are_not_the_manifests(made, bundle):
-    for inputs in (SPEC.inputs[:2], (*SPEC.inputs[:2], TensorSpec("past", ("P", 63)))):
+    past = TensorSpec("past", ("P", 63)), TensorSpec("past", ("P", 64), "int8")
+    for inputs in (SPEC.inputs[:2], *((*SPEC.inputs[:2], put) for put in past)):
         wrong = GraphSpec(SPEC.files, inputs, SPEC.outputs)
         with pytest.raises(ValueError, match="not those of the manifest"):
             open_graph(model_of(bundle), wrong, sha256(model_of(bundle)), VERSION, bundle / "cache", THREADS)

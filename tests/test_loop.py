@@ -237,7 +237,8 @@ def test_draft_position_is_that_of_the_pending_token_throughout_a_block():
     target, ids = ScriptedTarget(Script()), [*PROMPT, 33]
     cache = target.new_cache()
     target.append(cache, PROMPT)
-    drafts = Drafter(SimpleNamespace(drafter=spec), graph, None, embed).draft(cache, ids[-1], np.zeros(3, "f4"), 3)
+    manifest = SimpleNamespace(drafter=spec, kv=cache.spec)
+    drafts = Drafter(manifest, graph, None, embed).draft(cache, ids[-1], np.zeros(3, "f4"), 3)
     assert drafts == [10, 11, 12]
     assert [feeds["pair"][0].tolist() for feeds in calls] == [
         [33] * 3 + [0] * 3,

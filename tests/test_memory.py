@@ -21,13 +21,21 @@ def bundle(bundle_of):
     return bundle_of("tiny")
 
 
+@pytest.mark.parametrize("dtype", contract.KV_PARTS)
 @pytest.mark.parametrize(("context", "margin"), [(1, 0), (128, 0), (129, 0), (2048, 0), (1000, 1024)])
-def test_rows_are_those_of_a_cache(bundle, context, margin):
-    spec = contract.load(bundle).kv
+def test_rows_are_those_of_a_cache(bundle, context, margin, dtype):
+    spec = dataclasses.replace(contract.load(bundle).kv, dtype=dtype)
     cache = KVCache(spec, 1, context, margin)
     buffers = [*cache._past.values(), *cache._tail.values(), cache._donor_ring]
     buffers += cache._closed.values() if margin else []
     assert cache_bytes(spec, context, margin) == sum(part.nbytes for pair in buffers for part in pair)
+
+
+@pytest.mark.parametrize(("dtype", "cast"), [("float32", 0), ("float16", 2 * 4 * 64 * 100), ("int8", 2 * 4 * 64 * 100)])
+def test_narrower_rows_need_a_full_layers_in_float32_too(bundle, dtype, cast):
+    manifest = contract.load(bundle)
+    narrow = dataclasses.replace(manifest, kv=dataclasses.replace(manifest.kv, dtype=dtype))
+    assert needs(narrow, "onnx", 100, 0, True).kv_bytes == cache_bytes(narrow.kv, 100, 0) + cast
 
 
 def test_needs_are_the_files_of_the_graphs(bundle):

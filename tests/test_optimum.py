@@ -61,8 +61,8 @@ def test_bad_input_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("given", "want"),
     [
-        ([], {"recipe": "int8", "backend": "onnx", "context": None, "force": False}),
-        (["--weight-format", "int4", "--force"], {"recipe": "int4", "force": True}),
+        ([], {"recipe": "int8", "backend": "onnx", "context": None, "force": False, "kv": "fp32"}),
+        (["--weight-format", "int4", "--kv", "int8", "--force"], {"recipe": "int4", "force": True, "kv": "int8"}),
         (["--weight-format", "fp32", "--backend", "all", "--context", "512"], {"recipe": "fp32", "context": 512}),
     ],
 )

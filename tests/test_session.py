@@ -84,7 +84,7 @@ def test_any_turns_give_the_text_of_a_fresh_session(data, window, chunk, margin,
             *data.draw(st.lists(st.integers(3, 9), max_size=9), "more"),
         ]
         known = min(kept, session._cache.length)
-        held = known if session._cache.holds(known) else 0
+        held = max(rows for rows in range(known + 1) if session._cache.holds(rows))
         reply = session.generate(ids, asked(data.draw(st.integers(1, 20), "budget")))
         assert list(reply.token_ids) == script.reference(ids, len(reply.token_ids))
         assert session.ids == ids + list(reply.token_ids)
@@ -329,8 +329,8 @@ def test_saved_session_of_another_bundle_or_a_damaged_one_is_refused(pair, tmp_p
             Session(other).restore(path)
     with pytest.raises(ValueError, match="of another context size"):
         Session(pair, max_context_tokens=20).restore(path)
-    monkeypatch.setattr(session_file, "FORMAT", "gemma4-mtp session 2")
-    with pytest.raises(ValueError, match="format is gemma4-mtp session 1, not gemma4-mtp session 2"):
+    monkeypatch.setattr(session_file, "FORMAT", "gemma4-mtp session 3")
+    with pytest.raises(ValueError, match="format is gemma4-mtp session 2, not gemma4-mtp session 3"):
         session.restore(path)
     monkeypatch.undo()
     for damage in (b"", path.read_bytes()[:-1], b"\xff" * 100):

@@ -17,22 +17,24 @@ from .layers import (
     mask_inputs,
     masks_of,
     open_chunk,
+    open_donor_inputs,
+    past_of,
     rope_inputs,
 )
 
 NAME = "cross_decoder"
 
 
-def inputs(config: TargetConfig) -> tuple[TensorSpec, ...]:
+def inputs(config: TargetConfig, kv_dtype: str) -> tuple[TensorSpec, ...]:
     return (
         TensorSpec("x", ("R", config.hidden_size)),
         TensorSpec("embeds", ("R", config.hidden_size)),
         *(TensorSpec(f"per_layer.{layer.index}", ("R", config.per_layer_input_size)) for layer in config.shared_layers),
         *rope_inputs(config, "R"),
         *mask_inputs(config, "R"),
-        *donor_inputs(config),
-        *donor_inputs(config, "tail_", rows=CHUNK_ROWS),
-        *donor_inputs(config, "new_", rows="T"),
+        *donor_inputs(config, kv_dtype),
+        *open_donor_inputs(config, "tail_", CHUNK_ROWS),
+        *open_donor_inputs(config, "new_", "T"),
     )
 
 
@@ -44,9 +46,10 @@ def outputs(config: TargetConfig) -> tuple[TensorSpec, ...]:
 class CrossDecoder(nn.Module):
     name = NAME
 
-    def __init__(self, config: TargetConfig, recipe: Recipe):
+    def __init__(self, config: TargetConfig, recipe: Recipe, kv_dtype: str = "float32"):
         super().__init__()
-        self.config, self.inputs, self.outputs = config, inputs(config), outputs(config)
+        self.config, self.inputs, self.outputs = config, inputs(config, kv_dtype), outputs(config)
+        self.kv_dtype = kv_dtype
         self.layers = nn.ModuleDict(
             {str(layer.index): TargetLayer(config, layer, NAME, recipe) for layer in config.shared_layers}
         )
@@ -58,9 +61,9 @@ class CrossDecoder(nn.Module):
         given = {spec.name: arg for spec, arg in zip(self.inputs, args, strict=True)}
         rope = {kind: Rope(given[f"cos_{kind}"], given[f"sin_{kind}"]) for kind in (SLIDING, FULL)}
         masks = {kind: masks_of(given, kind) for kind in (SLIDING, FULL)}
-        past = {kind: _donor(given, "", kind) for kind in (SLIDING, FULL)}
+        past = {kind: past_of(given, f"{{}}_{kind}", self.kv_dtype) for kind in (SLIDING, FULL)}
         tail = {
-            kind: open_chunk(_donor(given, "tail_", kind), given["place"], _donor(given, "new_", kind))
+            kind: open_chunk(_open(given, "tail_", kind), given["place"], _open(given, "new_", kind))
             for kind in (SLIDING, FULL)
         }
         x = given["x"]
@@ -76,5 +79,5 @@ class CrossDecoder(nn.Module):
         return logits, hidden
 
 
-def _donor(given: dict[str, Tensor], prefix: str, kind: str) -> KV:
+def _open(given: dict[str, Tensor], prefix: str, kind: str) -> KV:
     return KV(given[f"{prefix}k_{kind}"], given[f"{prefix}v_{kind}"])

@@ -10,14 +10,15 @@ from runtime_py.manifest import FULL, SLIDING, TensorSpec
 
 from ..config import DrafterConfig
 from ..quant import Recipe
-from .layers import KV, DrafterLayer, Linear, Norm, Rope, donor_inputs, rope_inputs
+from .layers import DrafterLayer, Linear, Norm, Rope, donor_inputs, past_of, rope_inputs
 
 NAME = "drafter"
 
 
-def inputs(config: DrafterConfig) -> tuple[TensorSpec, ...]:
+def inputs(config: DrafterConfig, kv_dtype: str) -> tuple[TensorSpec, ...]:
     """pair: the scaled target embedding of the last token, then the target's hidden row or the drafter's own state."""
-    return TensorSpec("pair", (1, 2 * config.backbone_hidden_size)), *rope_inputs(config, 1), *donor_inputs(config)
+    pair = TensorSpec("pair", (1, 2 * config.backbone_hidden_size))
+    return pair, *rope_inputs(config, 1), *donor_inputs(config, kv_dtype)
 
 
 def outputs(config: DrafterConfig) -> tuple[TensorSpec, ...]:
@@ -29,9 +30,10 @@ def outputs(config: DrafterConfig) -> tuple[TensorSpec, ...]:
 class Drafter(nn.Module):
     name = NAME
 
-    def __init__(self, config: DrafterConfig, recipe: Recipe):
+    def __init__(self, config: DrafterConfig, recipe: Recipe, kv_dtype: str = "float32"):
         super().__init__()
-        self.config, self.inputs, self.outputs = config, inputs(config), outputs(config)
+        self.config, self.inputs, self.outputs = config, inputs(config, kv_dtype), outputs(config)
+        self.kv_dtype = kv_dtype
         hidden, backbone = config.hidden_size, config.backbone_hidden_size
         self.pre_projection = Linear(hidden, 2 * backbone, recipe, f"{NAME}.pre_projection")
         self.layers = nn.ModuleDict(
@@ -46,7 +48,7 @@ class Drafter(nn.Module):
         """args and result in the order of `inputs` and `outputs`"""
         given = {spec.name: arg for spec, arg in zip(self.inputs, args, strict=True)}
         rope = {kind: Rope(given[f"cos_{kind}"], given[f"sin_{kind}"]) for kind in (SLIDING, FULL)}
-        past = {kind: KV(given[f"k_{kind}"], given[f"v_{kind}"]) for kind in (SLIDING, FULL)}
+        past = {kind: past_of(given, f"{{}}_{kind}", self.kv_dtype) for kind in (SLIDING, FULL)}
         x = self.pre_projection(given["pair"])
         for layer in self.config.layers:
             x = self.layers[str(layer.index)](x, rope[layer.type], past[layer.type])

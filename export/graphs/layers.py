@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from runtime_py.manifest import CHUNK_ROWS, FULL, SLIDING, TensorSpec
+from runtime_py.manifest import CHUNK_ROWS, FULL, KV_PARTS, SLIDING, TensorSpec
 
 from .. import ops  # noqa: F401  registers torch.ops.gemma4
 from ..config import LayerConfig, TargetConfig, TextConfig
@@ -30,6 +30,8 @@ class Rope(NamedTuple):
 class KV(NamedTuple):
     k: Tensor | None  # [rows, kv, D]
     v: Tensor | None
+    k_scale: Tensor | None = None  # [rows, kv], of int8 rows
+    v_scale: Tensor | None = None
 
 
 class Masks(NamedTuple):
@@ -41,8 +43,9 @@ def open_chunk(committed: KV, place: Tensor, new: KV) -> KV:
     """committed [C, kv, D], zero where nothing is committed; place [C, T], 1 where a new row's slot is; new [T, kv, D]."""
     chunk, kv, dim = committed.k.shape
     slots = place.view(1, chunk, -1)
-    placed = (torch.bmm(slots, rows.view(1, -1, kv * dim)) for rows in new)
-    return KV(*(old + rows.view(chunk, kv, dim) for old, rows in zip(committed, placed, strict=True)))
+    placed = (torch.bmm(slots, rows.view(1, -1, kv * dim)) for rows in (new.k, new.v))
+    pairs = zip((committed.k, committed.v), placed, strict=True)
+    return KV(*(old + rows.view(chunk, kv, dim) for old, rows in pairs))
 
 
 class Linear(nn.Module):
@@ -97,7 +100,8 @@ class Attention(nn.Module):
 
     def forward(self, h: Tensor, rope: Rope, past: KV, tail: KV, masks: Masks) -> Tensor:
         q = self.q_norm(self.q_proj(h).view(-1, self.heads, self.head_dim))
-        return self.o_proj(gemma4.attend(gemma4.rope(q, *rope), *past, *tail, *masks))
+        scales = past.k_scale, past.v_scale
+        return self.o_proj(gemma4.attend(gemma4.rope(q, *rope), past.k, past.v, tail.k, tail.v, *masks, *scales))
 
 
 class MLP(nn.Module):
@@ -207,10 +211,32 @@ def masks_of(given: dict[str, Tensor], kind: str) -> Masks:
     return Masks(given[f"mask_past_{kind}"], given[f"mask_tail_{kind}"])
 
 
-def donor_inputs(config: TextConfig, prefix: str = "", rows: int | str | None = None) -> list[TensorSpec]:
-    """k and v of the donors of each type: past rows, or as many as `rows` says."""
+def past_inputs(name: str, kind: str, kv_heads: int, head_dim: int, dtype: str) -> list[TensorSpec]:
+    """Past rows of a layer of that type, an input for each part of a row; name has {} where the part's name goes."""
+    forms = {"k": ((head_dim,), dtype), "k_scale": ((), "float32")}
+    forms |= {"v": forms["k"], "v_scale": forms["k_scale"]}
+    parts = {part: forms[part] for part in KV_PARTS[dtype]}
+    return [TensorSpec(name.format(part), (f"P_{kind}", kv_heads, *size), form) for part, (size, form) in parts.items()]
+
+
+def donor_inputs(config: TextConfig, dtype: str) -> list[TensorSpec]:
+    """Past rows of the donors of each type."""
     return [
-        TensorSpec(f"{prefix}{w}_{kind}", (rows or f"P_{kind}", config.kv_heads, config.head_dims[kind]))
+        spec
+        for kind in (SLIDING, FULL)
+        for spec in past_inputs(f"{{}}_{kind}", kind, config.kv_heads, config.head_dims[kind], dtype)
+    ]
+
+
+def open_donor_inputs(config: TextConfig, prefix: str, rows: int | str) -> list[TensorSpec]:
+    """k and v of the donors of each type: as many of their rows in the open chunk as `rows` says."""
+    return [
+        TensorSpec(f"{prefix}{w}_{kind}", (rows, config.kv_heads, config.head_dims[kind]))
         for kind in (SLIDING, FULL)
         for w in "kv"
     ]
+
+
+def past_of(given: dict[str, Tensor], name: str, dtype: str) -> KV:
+    """name as in `past_inputs`"""
+    return KV(**{part: given[name.format(part)] for part in KV_PARTS[dtype]})

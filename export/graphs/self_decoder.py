@@ -3,29 +3,28 @@
 "Self-decoder" and "cross-decoder" are the terms of YOCO (You Only Cache Once, arXiv 2405.05254).
 """
 
+import itertools
+
 from torch import Tensor, nn
 
 from runtime_py.manifest import CHUNK_ROWS, FULL, SLIDING, TensorSpec
 
 from ..config import TargetConfig
 from ..quant import Recipe
-from .layers import KV, Rope, TargetLayer, mask_inputs, masks_of, rope_inputs
+from .layers import KV, Rope, TargetLayer, mask_inputs, masks_of, past_inputs, past_of, rope_inputs
 
 NAME = "self_decoder"
 
 
-def inputs(config: TargetConfig) -> tuple[TensorSpec, ...]:
+def inputs(config: TargetConfig, kv_dtype: str) -> tuple[TensorSpec, ...]:
     own, kv = config.own_layers, config.kv_heads
+    past = [past_inputs(f"past_{{}}.{layer.index}", layer.type, kv, layer.head_dim, kv_dtype) for layer in own]
     return (
         TensorSpec("embeds", ("T", config.hidden_size)),
         *(TensorSpec(f"per_layer.{layer.index}", ("T", config.per_layer_input_size)) for layer in own),
         *rope_inputs(config, "T"),
         *mask_inputs(config, "T"),
-        *(
-            TensorSpec(f"past_{w}.{layer.index}", (f"P_{layer.type}", kv, layer.head_dim))
-            for w in "kv"
-            for layer in own
-        ),
+        *itertools.chain.from_iterable(zip(*past, strict=True)),  # k of all layers, then v
         *(TensorSpec(f"tail_{w}.{layer.index}", (CHUNK_ROWS, kv, layer.head_dim)) for w in "kv" for layer in own),
     )
 
@@ -44,9 +43,10 @@ def outputs(config: TargetConfig) -> tuple[TensorSpec, ...]:
 class SelfDecoder(nn.Module):
     name = NAME
 
-    def __init__(self, config: TargetConfig, recipe: Recipe):
+    def __init__(self, config: TargetConfig, recipe: Recipe, kv_dtype: str = "float32"):
         super().__init__()
-        self.config, self.inputs, self.outputs = config, inputs(config), outputs(config)
+        self.config, self.inputs, self.outputs = config, inputs(config, kv_dtype), outputs(config)
+        self.kv_dtype = kv_dtype
         self.layers = nn.ModuleDict(
             {str(layer.index): TargetLayer(config, layer, NAME, recipe) for layer in config.own_layers}
         )
@@ -59,7 +59,7 @@ class SelfDecoder(nn.Module):
         x, new = given["embeds"], []
         for layer in self.config.own_layers:
             i, kind = layer.index, layer.type
-            past, tail = (KV(given[f"{part}_k.{i}"], given[f"{part}_v.{i}"]) for part in ("past", "tail"))
+            past, tail = past_of(given, f"past_{{}}.{i}", self.kv_dtype), KV(given[f"tail_k.{i}"], given[f"tail_v.{i}"])
             x, rows = self.layers[str(i)](
                 x, given["embeds"], given[f"per_layer.{i}"], rope[kind], past, tail, masks[kind], given["place"]
             )

@@ -25,6 +25,9 @@ class Gemma4MtpExportCommand(BaseOptimumCLICommand):
         )
         parser.add_argument("--weight-format", choices=("int8", "int4", "fp32"), default="int8", help="default: int8")
         parser.add_argument("--backend", choices=("onnx", "executorch", "all"), default="onnx", help="default: onnx")
+        parser.add_argument(
+            "--kv", choices=("fp32", "fp16", "int8"), default="fp32", help="KV cache rows; default: fp32"
+        )
         parser.add_argument("--context", type=int, metavar="N", help="most tokens of a text on ExecuTorch")
         parser.add_argument("--force", action="store_true", help="replace an existing bundle")
         parser.add_argument("output", type=Path, help="bundle folder")
@@ -35,6 +38,7 @@ class Gemma4MtpExportCommand(BaseOptimumCLICommand):
         args = self.args
         arguments = ["custom", f"--{args.weight_format}", f"--checkpoint={args.model}"]
         arguments += [f"--drafter={args.assistant_model}", f"--out={args.output}", f"--backend={args.backend}"]
+        arguments += [f"--kv={args.kv}"]
         arguments += [f"--context={args.context}"] if args.context is not None else []
         sys.exit(main([*arguments, *(["--force"] if args.force else [])]))
 
