@@ -1,4 +1,4 @@
-"""Command line: python -m export {tiny|e2b|e4b|custom} [--int8|--int4|--fp32] ..., python -m export check BUNDLE."""
+"""Command line: python -m export {tiny|e2b|e4b|custom} [--int8|--int4|--small|--fp32] ..., python -m export check BUNDLE."""
 
 import argparse
 import logging
@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
         for choice, text in (
             ("int8", "8 bit weights"),
             ("int4", "4 bit linears of the target"),
+            ("small", "4 bit weights, head and drafter too"),
             ("fp32", "no quantization"),
         ):
             recipe.add_argument(

@@ -102,7 +102,7 @@ def measure(
     longest = max(run.prompt_tokens + len(run.token_ids) for run in runs)
     return {
         "bundle": pair.manifest.name,
-        "recipe": pair.manifest.backends[pair.backend].quantization.recipe,
+        "recipe": pair.manifest.backends[pair.backend].quantization.title,
         "backend": pair.backend,
         "threads": threads,
         "thread_candidates": thread_candidates,
