@@ -42,12 +42,18 @@ def parser() -> argparse.ArgumentParser:
             recipe.add_argument(
                 f"--{choice}", dest="recipe", action="store_const", const=choice, default="int8", help=text
             )
+        sub.add_argument(
+            "--ple-bits",
+            type=int,
+            choices=(4, 8),
+            help="of the per-layer embedding table: 4 halves the largest part, at a price in quality (default: 8)",
+        )
         for option, source, what in (("--checkpoint", target, "target"), ("--drafter", drafter, "assistant")):
             text = f"{what}: folder or hub id (default: {source})" if source else f"{what}: folder or hub id"
             sub.add_argument(option, metavar="DIR_OR_ID", required=source is None, help=text)
         if name in ("e2b", "e4b"):
             _add_random_weights(sub)
-        sub.add_argument("--out", metavar="DIR", type=Path, help=f"bundle folder (default: build/{name}-RECIPE)")
+        sub.add_argument("--out", metavar="DIR", type=Path, help=f"bundle folder (default: build/{name}-RECIPE[-ple4])")
         sub.add_argument(
             "--backend", choices=("onnx", "executorch", "all"), default="onnx", help="which files to write"
         )
@@ -114,13 +120,14 @@ def _export(options: argparse.Namespace) -> None:
     from .package import export_package, export_pair
     from .report import print_report
 
-    out = options.out or Path("build") / f"{options.command}-{options.recipe}"
+    form = f"{options.recipe}-ple4" if options.ple_bits == 4 else options.recipe
+    out = options.out or Path("build") / f"{options.command}-{form}"
     backends = ("onnx", "executorch") if options.backend == "all" else (options.backend,)
     if options.context is not None and "executorch" not in backends:
         raise ValueError("--context is for ExecuTorch's files; add --backend executorch or all")
     if options.context is not None and options.context < MIN_CONTEXT:
         raise ValueError(f"--context {options.context} is too small; give at least {MIN_CONTEXT}")
-    how = options.recipe, out, options.force, backends, options.context
+    how = options.recipe, out, options.force, backends, options.context, options.ple_bits
     if (seed := getattr(options, "random_weights", None)) is not None:
         with _random_pair(options, seed) as pair:
             package = export_pair(options.command, *pair, *how)

@@ -11,7 +11,6 @@ import collections
 import hashlib
 import mmap
 import operator
-import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator

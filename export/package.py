@@ -21,7 +21,7 @@ from . import embeddings
 from .backends import Lowered, lower_pair, lowering, own_token_table, token_table
 from .checkpoint import chat_template, check_token_maps, file_hashes, generation_config
 from .config import TargetConfig, check_pair
-from .quant import RECIPES, Tables, TensorError, tables
+from .quant import RECIPES, Tables, TensorError, check_ple_bits, tables
 from .sizes import SIZES, check_size
 from .space import check_space, needed_bytes, weight_bytes
 from .special_tokens import special_tokens
@@ -64,6 +64,7 @@ def export_package(
     ValueError names what is wrong with the pair or the folder; nothing half-written loads. A pair that is called e2b
     or e4b must have that size.
     """
+    check_ple_bits(recipe_name, ple_bits)
     for backend in backends:
         lowering(backend)
     target, drafter = open_target(target_source), open_drafter(drafter_source)

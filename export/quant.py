@@ -81,12 +81,10 @@ PER_LAYER_BLOCK = 128  # most values that share a scale at 4 bits
 def tables(recipe_name: str, per_layer_size: int, ple_bits: int | None = None) -> Tables:
     """Forms of the tables that the host maps, the same for all backends.
 
-    per_layer_size: values per (token, layer); ple_bits: 8 or 4, of the per-layer table (None: 8). ValueError where
-    they are given and nothing is quantized.
+    per_layer_size: values per (token, layer); ple_bits: 8 or 4, of the per-layer table (None: 8).
     """
+    check_ple_bits(recipe_name, ple_bits)
     if recipe_name == "fp32":
-        if ple_bits is not None:
-            raise ValueError(f"--ple-bits {ple_bits} is for quantized bundles; leave it out or leave out --fp32")
         return {"token": None, "per_layer": None, "drafter_head": None}
     small = recipe_name == "small"
     return {
@@ -94,6 +92,14 @@ def tables(recipe_name: str, per_layer_size: int, ple_bits: int | None = None) -
         "per_layer": _per_layer_int4(per_layer_size) if ple_bits == 4 else PER_LAYER_INT8,
         "drafter_head": INT4 if small else QuantSpec(8, None),
     }
+
+
+def check_ple_bits(recipe_name: str, ple_bits: int | None) -> None:
+    """ValueError where bits are given that the per-layer table cannot have."""
+    if ple_bits is not None and recipe_name == "fp32":
+        raise ValueError(f"--ple-bits {ple_bits}: fp32 quantizes no table; leave it out or choose another recipe")
+    if ple_bits not in (None, 4, 8):
+        raise ValueError(f"--ple-bits {ple_bits} is neither 4 nor 8")
 
 
 def _per_layer_int4(size: int) -> QuantSpec:
