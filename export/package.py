@@ -115,6 +115,7 @@ def export_pair(
                     token_table=token_tables[one.backend],
                     quantization=summarize([*one.errors, *errors], one, (target, drafter)),
                     weights_bytes=_folder_bytes(files, one.backend),
+                    loaded_bytes={graph: _loaded_bytes(one, graph, files) for graph in one.modules},
                 )
                 for one in lowered
             },
@@ -350,6 +351,14 @@ def _memory(config: TargetConfig, files: dict[str, contract.FileSpec]) -> contra
         kv_sliding_bytes=row_bytes(SLIDING) * config.window,
         kv_full_bytes_per_token=row_bytes(FULL),
     )
+
+
+def _loaded_bytes(lowered: Lowered, graph: str, files: dict[str, contract.FileSpec]) -> int:
+    """A graph's weights in memory. ExecuTorch packs a file into as much; onnxruntime makes three float32 numbers of every
+    scale: the scale itself, the one it packs, and the zero point's share of a block's sum."""
+    size = sum(spec.size_bytes for name, spec in files.items() if name in (path := lowered.file(graph), f"{path}.data"))
+    scales = sum(len(b.flatten()) for name, b in lowered.modules[graph].named_buffers() if name.endswith(".scale"))
+    return size + scales * (3 * 4 - 2) if lowered.backend == "onnx" else size
 
 
 def _folder_bytes(files: dict[str, contract.FileSpec], folder: str) -> int:

@@ -190,12 +190,14 @@ class QuantSpecSummary:
 @dataclass(frozen=True)
 class BackendSpec:
     """What differs from backend to backend. max_context_tokens: the most rows that its graphs take; token_table: with a
-    tied head the rows of its own cross_decoder file; weights_bytes: of its graphs' files."""
+    tied head the rows of its own cross_decoder file; weights_bytes: of its graphs' files; loaded_bytes: graph -> its weights
+    in memory."""
 
     max_context_tokens: int
     token_table: TableSpec
     quantization: QuantSpecSummary
     weights_bytes: int
+    loaded_bytes: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -360,6 +362,8 @@ def _validate(manifest: Manifest) -> None:
         _validate_table(backend.token_table, manifest.target.hidden_size, f"backends.{name}.token_table")
         if missing := [graph for graph, spec in manifest.graphs.items() if name not in spec.files]:
             raise ValueError(f"backends.{name}: graph {missing[0]} has no file for it")
+        if backend.loaded_bytes.keys() != manifest.graphs.keys() or min(backend.loaded_bytes.values()) < 0:
+            raise ValueError(f"backends.{name}.loaded_bytes: expected bytes of {', '.join(GRAPHS)}")
     width = manifest.target.num_layers * manifest.target.per_layer_input_size
     _validate_table(manifest.target.per_layer_table, width, "target.per_layer_table")
     _validate_kv(manifest)
@@ -401,11 +405,11 @@ def _validate_array(manifest: Manifest, array: ArraySpec, where: str) -> None:
 
 
 def _validate_table(table: TableSpec, columns: int, where: str) -> None:
+    if table.data.dtype not in TABLE_DTYPES.get(table.bits, ()):
+        raise ValueError(f"{where}: {table.bits} bits and dtype {table.data.dtype} do not go together")
     stored = table.data.shape[1] * (2 if table.bits == 4 else 1)
     if table.columns != columns or stored < columns:
         raise ValueError(f"{where}: has {table.columns} columns of {stored} stored, expected {columns}")
-    if table.data.dtype not in TABLE_DTYPES.get(table.bits, ()):
-        raise ValueError(f"{where}: {table.bits} bits and dtype {table.data.dtype} do not go together")
     if table.block < 1 or (table.scales is None) != (table.bits == 32):
         raise ValueError(f"{where}: block {table.block}, {table.bits} bits and scales do not go together")
     if table.scales and table.scales.shape != (table.data.shape[0], -(-columns // table.block)):

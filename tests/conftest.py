@@ -56,7 +56,9 @@ def bundle_of(pair_of, made_once):
     def make(shape: PairShape | str, recipe: str = "int8", backend: str = "onnx") -> Path:
         def export(out: Path) -> None:
             target, drafter = pair_of(shape)
-            export_package("tiny", str(target), str(drafter), recipe, out, backends=(backend,), ple_bits=PLE_BITS.get(recipe))
+            export_package(
+                "tiny", str(target), str(drafter), recipe, out, backends=(backend,), ple_bits=PLE_BITS.get(recipe)
+            )
 
         return made_once(f"bundle {shape} {recipe} {backend}", export)
 

@@ -221,7 +221,9 @@ def relative_error(weight: torch.Tensor, bits: int, group: int) -> float:
     for block in weight.double().split(group, 1):  # [O, group], one of each row
         largest = block.gather(1, block.abs().argmax(1, keepdim=True))
         steps = [largest / 127] if bits == 8 else [largest / 7, largest / -8]
-        error += float(torch.stack([_block_errors(block, step.bfloat16().double(), bits) for step in steps]).amin(0).sum())
+        error += float(
+            torch.stack([_block_errors(block, step.bfloat16().double(), bits) for step in steps]).amin(0).sum()
+        )
     return math.sqrt(error) / float(weight.double().norm())
 
 
