@@ -1,4 +1,4 @@
-"""Command line: python -m export {tiny|e2b|e4b|custom} [--int8|--int4|--fp32] ..., python -m export check BUNDLE."""
+"""Command line: python -m export {tiny|e2b|e4b|custom} [--int8|--int4|--small|--fp32] ..., python -m export check BUNDLE."""
 
 import argparse
 import logging
@@ -37,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
         for choice, text in (
             ("int8", "8 bit weights"),
             ("int4", "4 bit linears of the target"),
+            ("small", "4 bit weights, head and drafter too"),
             ("fp32", "no quantization"),
         ):
             recipe.add_argument(
@@ -48,13 +49,22 @@ def parser() -> argparse.ArgumentParser:
             default="fp32",
             help="committed KV rows; int8 ones take a fourth of the memory (default: fp32)",
         )
+        sub.add_argument(
+            "--ple-bits",
+            type=int,
+            choices=(4, 8),
+            help="of the per-layer embedding table: 4 halves the largest part, at a price in quality (default: 8)",
+        )
         for option, source, what in (("--checkpoint", target, "target"), ("--drafter", drafter, "assistant")):
             text = f"{what}: folder or hub id (default: {source})" if source else f"{what}: folder or hub id"
             sub.add_argument(option, metavar="DIR_OR_ID", required=source is None, help=text)
         if name in ("e2b", "e4b"):
             _add_random_weights(sub)
         sub.add_argument(
-            "--out", metavar="DIR", type=Path, help=f"bundle folder (default: build/{name}-RECIPE, -kv-KV if not fp32)"
+            "--out",
+            metavar="DIR",
+            type=Path,
+            help=f"bundle folder (default: build/{name}-RECIPE, -ple4 and -kv-KV if asked)",
         )
         sub.add_argument(
             "--backend", choices=("onnx", "executorch", "all"), default="onnx", help="which files to write"
@@ -122,14 +132,15 @@ def _export(options: argparse.Namespace) -> None:
     from .package import export_package, export_pair
     from .report import print_report
 
+    form = f"{options.recipe}-ple4" if options.ple_bits == 4 else options.recipe
     kv = "" if options.kv == "fp32" else f"-kv-{options.kv}"
-    out = options.out or Path("build") / f"{options.command}-{options.recipe}{kv}"
+    out = options.out or Path("build") / f"{options.command}-{form}{kv}"
     backends = ("onnx", "executorch") if options.backend == "all" else (options.backend,)
     if options.context is not None and "executorch" not in backends:
         raise ValueError("--context is for ExecuTorch's files; add --backend executorch or all")
     if options.context is not None and options.context < MIN_CONTEXT:
         raise ValueError(f"--context {options.context} is too small; give at least {MIN_CONTEXT}")
-    how = options.recipe, out, options.force, backends, options.context, KV_DTYPES[options.kv]
+    how = options.recipe, out, options.force, backends, options.context, KV_DTYPES[options.kv], options.ple_bits
     if (seed := getattr(options, "random_weights", None)) is not None:
         with _random_pair(options, seed) as pair:
             package = export_pair(options.command, *pair, *how)

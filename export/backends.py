@@ -13,7 +13,7 @@ from runtime_py.manifest import TableSpec
 from .embeddings import shared_table, write_table
 from .graphs import CrossDecoder, Drafter, SelfDecoder
 from .lower_onnx import Placement
-from .quant import RECIPES, TensorError
+from .quant import RECIPES, QuantSpec, TensorError
 from .trace import trace
 from .weights import Weights
 
@@ -91,7 +91,6 @@ def token_table(lowered: Lowered, target: Weights) -> TableSpec | None:
     return shared_table(lowered.placement, file, spec, config.hidden_size, config.embedding_scale)
 
 
-def own_token_table(recipe_name: str, target: Weights, bundle: Path, errors: list[TensorError]) -> TableSpec:
+def own_token_table(spec: QuantSpec | None, target: Weights, bundle: Path, errors: list[TensorError]) -> TableSpec:
     """embeddings/token.bin, for the backends whose head is no token table."""
-    recipe = RECIPES["onnx"][recipe_name]  # tables are the same in all
-    return write_table(target, "embed_tokens.weight", "token", bundle, recipe, errors, target.config.embedding_scale)
+    return write_table(target, "embed_tokens.weight", "token", bundle, spec, errors, target.config.embedding_scale)

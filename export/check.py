@@ -45,7 +45,7 @@ def check_bundle(bundle: Path) -> None:
 
 
 def _recipes(manifest: Manifest) -> str:
-    return ", ".join(f"{spec.quantization.recipe} ({name})" for name, spec in manifest.backends.items())
+    return ", ".join(f"{spec.quantization.title} ({name})" for name, spec in manifest.backends.items())
 
 
 def _check_onnx(bundle: Path, manifest: Manifest, graph: contract.GraphSpec) -> None:

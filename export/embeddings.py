@@ -8,8 +8,8 @@ from torch import Tensor
 
 from runtime_py.manifest import ArraySpec, CentroidHeadSpec, TableSpec
 
-from .lower_onnx import Placement
-from .quant import QuantSpec, Recipe, TensorError
+from .lower_onnx import Placement, pack
+from .quant import QuantSpec, TensorError
 from .weights import TensorRef, Weights, token_ordering
 
 FOLDER = "embeddings"
@@ -20,10 +20,11 @@ def shared_table(placement: Placement, file: str, spec: QuantSpec | None, column
     offset, dtype, shape = placement["lm_head.weight"]
     data = ArraySpec(file, offset, dtype, (shape[0], math.prod(shape[1:])))
     if spec is None:
-        return TableSpec(data, None, 0, columns, columns, multiplier)
+        return TableSpec(data, None, 32, 0, columns, columns, multiplier)
     offset, scale_dtype, shape = placement["lm_head.scale"]
     scales = ArraySpec(file, offset, scale_dtype, (shape[0], math.prod(shape[1:])))
-    return TableSpec(data, scales, 128 if dtype == "uint8" else 0, spec.width(columns), columns, multiplier)
+    zero_point = 1 << (spec.bits - 1) if dtype == "uint8" else 0
+    return TableSpec(data, scales, spec.bits, zero_point, spec.width(columns), columns, multiplier)
 
 
 def write_table(
@@ -31,38 +32,43 @@ def write_table(
     tensor: str,
     name: str,
     bundle: Path,
-    recipe: Recipe,
+    spec: QuantSpec | None,
     errors: list[TensorError],
     multiplier: float = 1.0,
     order: Tensor | None = None,
 ) -> TableSpec:
-    """embeddings/<name>.bin (int8 or float32 rows) and embeddings/<name>.scales.bin (bfloat16), row by row.
+    """embeddings/<name>.bin (int8, float32, or uint8 with two 4-bit values a byte, low nibble first) and
+    embeddings/<name>.scales.bin (bfloat16), row by row.
 
     order: row j of the table is row order[j] of the tensor.
     """
     rows, columns = weights.checkpoint.shape(tensor)
-    spec = recipe.spec(f"{FOLDER}.{name}", columns)
+    packed = spec is not None and spec.bits == 4
     data_file, scales_file = f"{FOLDER}/{name}.bin", f"{FOLDER}/{name}.scales.bin"
     # whole from the start: pieces kept among the chunks would keep malloc from reusing the chunks' places
     scales = torch.empty(rows, spec.groups(columns) if spec else 0, dtype=torch.bfloat16)
     with open(bundle / data_file, "wb") as file:
         for chunk in weights.stream(TensorRef(tensor, 0, rows), spec, f"{FOLDER}.{name}", errors, order):
-            file.write(chunk.values.numpy().data)
+            values = pack(chunk.values, 4, 2) if packed else chunk.values  # rows of whole bytes, without more padding
+            file.write(values.numpy().data)
             if chunk.scale is not None:
                 scales[chunk.start : chunk.start + len(chunk.scale)] = chunk.scale
-    data = ArraySpec(data_file, 0, "int8" if spec else "float32", (rows, columns))
     if spec is None:
-        return TableSpec(data, None, 0, columns, columns, multiplier)
+        data = ArraySpec(data_file, 0, "float32", (rows, columns))
+        return TableSpec(data, None, 32, 0, columns, columns, multiplier)
     (bundle / scales_file).write_bytes(scales.view(torch.uint16).numpy().tobytes())
-    array = ArraySpec(scales_file, 0, "bfloat16", (rows, spec.groups(columns)))
-    return TableSpec(data, array, 0, spec.width(columns), columns, multiplier)
+    stored = ("uint8", (rows, -(-columns // 2))) if packed else ("int8", (rows, columns))
+    data, array = ArraySpec(data_file, 0, *stored), ArraySpec(scales_file, 0, "bfloat16", tuple(scales.shape))
+    return TableSpec(data, array, spec.bits, 8 if packed else 0, spec.width(columns), columns, multiplier)
 
 
-def write_centroid_head(drafter: Weights, bundle: Path, recipe: Recipe, errors: list[TensorError]) -> CentroidHeadSpec:
+def write_centroid_head(
+    drafter: Weights, bundle: Path, spec: QuantSpec | None, errors: list[TensorError]
+) -> CentroidHeadSpec:
     """The drafter's tied head in cluster order, its centroids (float32) and the token ids (int32) of every cluster."""
     order = token_ordering(drafter)
     clusters, hidden = drafter.config.num_centroids, drafter.config.hidden_size
-    table = write_table(drafter, "embed_tokens.weight", "drafter_head", bundle, recipe, errors, order=order)
+    table = write_table(drafter, "embed_tokens.weight", "drafter_head", bundle, spec, errors, order=order)
     name = "masked_embedding.centroids.weight"
     chunks = drafter.stream(TensorRef(name, 0, clusters), None, f"{FOLDER}.drafter_centroids", errors)
     centroids, ids = torch.cat([chunk.values for chunk in chunks]).numpy(), order.to(torch.int32).numpy()

@@ -11,7 +11,6 @@ import collections
 import hashlib
 import mmap
 import operator
-import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,7 +18,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import torch
 import torch.ao.quantization.fx._decomposed  # registers quantized_decomposed
 from executorch.backends.xnnpack._passes import XNNPACKPassManager
@@ -36,13 +34,13 @@ from torch.fx.traceback import NodeSource
 
 from . import ops  # noqa: F401  registers gemma4
 from .lower_onnx import Placement
+from .pte_head import find_head
 from .quant import TensorError
 from .weights import Weights
 from .xnnpack import Partitioner
 
 aten, quantized = torch.ops.aten, torch.ops.quantized_decomposed
 SPILL_BYTES = 1 << 16  # constants from this size on wait in files
-READ_BYTES = 1 << 24
 PASSES = ("XNNPACKRemoveCloneOpsTransform", "DimOrderOpsRevertPass", "ConvertToLinearPass", "RemoveGetItemPass")
 
 
@@ -286,7 +284,7 @@ def write(
         with open(path, "wb") as file:
             lowered.write_to_file(file)
         _release(maps)
-        return _head_placement(path, program)
+        return find_head(path, graph.lm_head.spec, program.state_dict) if hasattr(graph, "lm_head") else {}
 
 
 def _fill(
@@ -402,33 +400,3 @@ def census(module: torch.fx.GraphModule) -> tuple[int, dict[str, int]]:
     ]
     outside = [target for target in calls if target is not torch.ops.higher_order.executorch_call_delegate]
     return len(calls) - len(outside), dict(collections.Counter(map(str, outside)))
-
-
-def _head_placement(path: Path, program: ExportedProgram) -> Placement:
-    """Where the host can map the head's rows as the token table: their bytes, if they lie in the file as they are."""
-    placement = {}
-    with open(path, "rb") as file:
-        for name in ("lm_head.weight", "lm_head.scale"):
-            values = program.state_dict.get(name)
-            if values is not None and (offset := _find(file.fileno(), values.numpy())) is not None:
-                placement[name] = offset, str(values.dtype).removeprefix("torch."), tuple(values.shape)
-    return placement
-
-
-def _find(file: int, array: np.ndarray) -> int | None:
-    """Offset of an array's bytes in a file, read in pieces: a mapped file of this size would count as memory."""
-    whole, size = memoryview(array.reshape(-1)).cast("B"), os.fstat(file).st_size
-    start = bytes(whole[:4096])
-    for base in range(0, size, READ_BYTES):
-        piece = os.pread(file, READ_BYTES + len(start) - 1, base)
-        at = piece.find(start)
-        while at >= 0:
-            if _lies_at(file, base + at, whole):
-                return base + at
-            at = piece.find(start, at + 1)
-    return None
-
-
-def _lies_at(file: int, offset: int, whole: memoryview) -> bool:
-    parts = (whole[i : i + READ_BYTES] for i in range(0, len(whole), READ_BYTES))
-    return all(os.pread(file, len(part), offset + i * READ_BYTES) == part for i, part in enumerate(parts))

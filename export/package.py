@@ -21,7 +21,7 @@ from . import embeddings
 from .backends import Lowered, lower_pair, lowering, own_token_table, token_table
 from .checkpoint import chat_template, check_token_maps, file_hashes, generation_config, read_config
 from .config import TargetConfig, check_pair
-from .quant import RECIPES, TensorError
+from .quant import RECIPES, Tables, TensorError, check_ple_bits, tables
 from .sizes import SIZES, check_size
 from .space import check_space, needed_bytes, weight_bytes
 from .special_tokens import special_tokens
@@ -57,20 +57,22 @@ def export_package(
     backends: tuple[str, ...] = ("onnx",),
     context: int | None = None,
     kv_dtype: str = "float32",
+    ple_bits: int | None = None,
 ) -> Package:
     """Write the bundle `out`. context: most tokens of a text on ExecuTorch, None for the default; kv_dtype: of committed
-    KV rows, a key of KV_PARTS.
+    KV rows, a key of KV_PARTS; ple_bits: 8 or 4, of the per-layer table, None for the recipe's own.
 
     ValueError names what is wrong with the pair or the folder; nothing half-written loads. A pair that is called e2b
     or e4b must have that size.
     """
+    check_ple_bits(recipe_name, ple_bits)
     for backend in backends:
         lowering(backend)
     configs = read_config(target_source), read_config(drafter_source)  # looked at before gigabytes are downloaded
     if name in SIZES:
         check_size(name, *configs)
     target, drafter = open_target(target_source), open_drafter(drafter_source)
-    return export_pair(name, target, drafter, recipe_name, out, force, backends, context, kv_dtype)
+    return export_pair(name, target, drafter, recipe_name, out, force, backends, context, kv_dtype, ple_bits)
 
 
 def export_pair(
@@ -83,23 +85,25 @@ def export_pair(
     backends: tuple[str, ...] = ("onnx",),
     context: int | None = None,
     kv_dtype: str = "float32",
+    ple_bits: int | None = None,
 ) -> Package:
     """Write the bundle `out` of an opened pair, every byte once."""
     check_pair(target.config, drafter.config)
     remarks = _remarks(target, drafter)
+    specs = tables(recipe_name, target.config.per_layer_input_size, ple_bits)
     tokens, sampling, drafting = tokens_spec(target), _sampling(target), drafting_defaults(drafter)
-    check_space(out, needed_bytes(target, drafter, recipe_name, backends), force)
+    check_space(out, needed_bytes(target, drafter, recipe_name, backends, ple_bits), force)
     with _alone_in(out):
         prepare_folder(out, force, backends)
         errors: list[TensorError] = []
-        total = weight_bytes(target, drafter, recipe_name, backends)
+        total = weight_bytes(target, drafter, recipe_name, backends, ple_bits)
         with _one_thread(), tqdm(total=total, unit="B", unit_scale=True, disable=None) as bar:
             target, drafter = (dataclasses.replace(weights, wrote=bar.update) for weights in (target, drafter))
             what = recipe_name, kv_dtype, target, drafter
             lowered = [lower_pair(backend, *what, context, out, bar) for backend in backends]
             bar.set_postfix_str(embeddings.FOLDER)
-            token_tables = _token_tables(lowered, recipe_name, target, out, errors)
-            per_layer, head = _tables(target, drafter, recipe_name, out, errors)
+            token_tables = _token_tables(lowered, specs, target, out, errors)
+            per_layer, head = _tables(target, drafter, specs, out, errors)
         _write_text_files(target, out)
         files, kv = _file_specs(out), _kv_spec(target.config, kv_dtype)
         manifest = Manifest(
@@ -115,6 +119,7 @@ def export_pair(
                     token_table=token_tables[one.backend],
                     quantization=summarize([*one.errors, *errors], one, (target, drafter)),
                     weights_bytes=_folder_bytes(files, one.backend),
+                    loaded_bytes={graph: _loaded_bytes(one, graph, files) for graph in one.modules},
                 )
                 for one in lowered
             },
@@ -195,6 +200,7 @@ def summarize(errors: list[TensorError], lowered: Lowered, pair: tuple[Weights, 
     total = sum(place.size_bytes for weights in pair for place in weights.checkpoint.tensors.values())
     quantized = sum(error.size_bytes for error in errors if error.bits < 32)
     worst = max(errors, key=lambda error: error.relative)
+    per_layer = next(error for error in errors if error.name == f"{embeddings.FOLDER}.per_layer")
     recipe = RECIPES[lowered.backend][lowered.recipe_name]
     return contract.QuantSpecSummary(
         recipe=lowered.recipe_name,
@@ -202,6 +208,8 @@ def summarize(errors: list[TensorError], lowered: Lowered, pair: tuple[Weights, 
         quantized_share=quantized / total,
         worst_tensor=worst.name,
         worst_relative_error=worst.relative,
+        per_layer_bits=per_layer.bits,
+        per_layer_relative_error=per_layer.relative,
     )
 
 
@@ -222,24 +230,24 @@ def _remarks(target: Weights, drafter: Weights) -> tuple[str, ...]:
 
 
 def _token_tables(
-    lowered: list[Lowered], recipe_name: str, target: Weights, out: Path, errors: list[TensorError]
+    lowered: list[Lowered], specs: Tables, target: Weights, out: Path, errors: list[TensorError]
 ) -> dict[str, contract.TableSpec]:
     tables = {one.backend: token_table(one, target) for one in lowered}
     if None in tables.values():
-        written = own_token_table(recipe_name, target, out, errors)
+        written = own_token_table(specs["token"], target, out, errors)
         tables = {backend: table or written for backend, table in tables.items()}
     return tables
 
 
 def _tables(
-    target: Weights, drafter: Weights, recipe_name: str, out: Path, errors: list[TensorError]
+    target: Weights, drafter: Weights, specs: Tables, out: Path, errors: list[TensorError]
 ) -> tuple[contract.TableSpec, contract.CentroidHeadSpec | None]:
     """The per-layer table and the drafter's centroid head, which all backends share."""
-    recipe, scale = RECIPES["onnx"][recipe_name], target.config.per_layer_scale
-    table = embeddings.write_table(target, "embed_tokens_per_layer.weight", "per_layer", out, recipe, errors, scale)
+    tensor, spec, scale = "embed_tokens_per_layer.weight", specs["per_layer"], target.config.per_layer_scale
+    table = embeddings.write_table(target, tensor, "per_layer", out, spec, errors, scale)
     if drafter.config.num_centroids is None:
         return table, None
-    return table, embeddings.write_centroid_head(drafter, out, recipe, errors)
+    return table, embeddings.write_centroid_head(drafter, out, specs["drafter_head"], errors)
 
 
 def _graph_specs(lowered: list[Lowered]) -> dict[str, contract.GraphSpec]:
@@ -347,6 +355,14 @@ def _memory(kv: contract.KVSpec, files: dict[str, contract.FileSpec]) -> contrac
         kv_sliding_bytes=row_bytes(SLIDING) * kv.window,
         kv_full_bytes_per_token=row_bytes(FULL),
     )
+
+
+def _loaded_bytes(lowered: Lowered, graph: str, files: dict[str, contract.FileSpec]) -> int:
+    """A graph's weights in memory. ExecuTorch packs a file into as much; onnxruntime makes three float32 numbers of every
+    scale: the scale itself, the one it packs, and the zero point's share of a block's sum."""
+    size = sum(spec.size_bytes for name, spec in files.items() if name in (path := lowered.file(graph), f"{path}.data"))
+    scales = sum(len(b.flatten()) for name, b in lowered.modules[graph].named_buffers() if name.endswith(".scale"))
+    return size + scales * (3 * 4 - 2) if lowered.backend == "onnx" else size
 
 
 def _folder_bytes(files: dict[str, contract.FileSpec], folder: str) -> int:

@@ -30,4 +30,4 @@ def _print_errors(backend: str, errors: tuple[TensorError, ...], quality: QuantS
         print(f"{'relative error':>14}  bits  tensor on {backend} (worst last)")
     for error in quantized:
         print(f"{error.relative:14.5f}  {error.bits:4}  {error.name}")
-    print(f"{backend}: {quality.quantized_share:.1%} of the checkpoint's bytes are quantized ({quality.recipe})")
+    print(f"{backend}: {quality.quantized_share:.1%} of the checkpoint's bytes are quantized ({quality.title})")

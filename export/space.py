@@ -8,21 +8,25 @@ from torch import nn
 
 from .config import DrafterConfig, TargetConfig
 from .graphs import CrossDecoder, Drafter, SelfDecoder
-from .quant import RECIPES, QuantSpec, Recipe
+from .quant import RECIPES, QuantSpec, Recipe, tables
 from .weights import Weights, states, written_bytes
 
 BESIDE_WEIGHTS = 1 << 24  # bytes: graphs, padding, manifest
 
 
-def weight_bytes(target: Weights, drafter: Weights, recipe_name: str, backends: tuple[str, ...]) -> int:
+def weight_bytes(
+    target: Weights, drafter: Weights, recipe_name: str, backends: tuple[str, ...], ple_bits: int | None = None
+) -> int:
     """Bytes of quantized weights that an export writes in all: the graphs of every backend and the tables."""
     graphs = sum(sum(_graphs(target, drafter, recipe_name, backend)) for backend in backends)
-    return graphs + _tables(target.config, drafter.config, RECIPES["onnx"][recipe_name])
+    return graphs + _tables(target.config, drafter.config, recipe_name, ple_bits)
 
 
-def needed_bytes(target: Weights, drafter: Weights, recipe_name: str, backends: tuple[str, ...]) -> int:
+def needed_bytes(
+    target: Weights, drafter: Weights, recipe_name: str, backends: tuple[str, ...], ple_bits: int | None = None
+) -> int:
     """Most bytes on disk at a time. ExecuTorch keeps two copies of a graph's weights beside its file, a byte a value."""
-    files = weight_bytes(target, drafter, recipe_name, backends)
+    files = weight_bytes(target, drafter, recipe_name, backends, ple_bits)
     files += (target.checkpoint.folder / "tokenizer.json").stat().st_size + BESIDE_WEIGHTS
     if "executorch" not in backends:
         return files
@@ -63,14 +67,13 @@ def _graph(graph: type[nn.Module], config: TargetConfig | DrafterConfig, recipe:
     return total
 
 
-def _tables(target: TargetConfig, drafter: DrafterConfig, recipe: Recipe) -> int:
+def _tables(target: TargetConfig, drafter: DrafterConfig, recipe_name: str, ple_bits: int | None) -> int:
+    specs = tables(recipe_name, target.per_layer_input_size, ple_bits)
     per_layer = len(target.layers) * target.per_layer_input_size
-    tables = [("per_layer", target.vocab_size, per_layer)]
+    found = [(target.vocab_size, per_layer, specs["per_layer"])]
     if not target.tied_head:
-        tables.append(("token", target.vocab_size, target.hidden_size))
+        found.append((target.vocab_size, target.hidden_size, specs["token"]))
     if drafter.num_centroids:
-        tables.append(("drafter_head", drafter.vocab_size, drafter.hidden_size))
-        tables.append(("drafter_centroids", drafter.num_centroids, drafter.hidden_size))
-    specs = {name: recipe.spec(f"embeddings.{name}", columns) for name, _, columns in tables}
-    specs["drafter_centroids"] = None
-    return sum(written_bytes(rows, columns, specs[name]) for name, rows, columns in tables)
+        found.append((drafter.vocab_size, drafter.hidden_size, specs["drafter_head"]))
+        found.append((drafter.num_centroids, drafter.hidden_size, None))
+    return sum(written_bytes(*table) for table in found)

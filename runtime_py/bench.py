@@ -103,7 +103,7 @@ def measure(
     longest = max(run.prompt_tokens + len(run.token_ids) for run in runs)
     return {
         "bundle": pair.manifest.name,
-        "recipe": pair.manifest.backends[pair.backend].quantization.recipe,
+        "recipe": pair.manifest.backends[pair.backend].quantization.title,
         "kv_dtype": pair.manifest.kv.dtype,
         "backend": pair.backend,
         "threads": threads,

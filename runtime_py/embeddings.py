@@ -20,6 +20,13 @@ def to_float(values: Array) -> Array:
     return (values.astype(np.uint32) << 16).view(np.float32) if values.dtype == np.uint16 else values.astype(np.float32)
 
 
+def to_values(data: Array, bits: int) -> Array:
+    """Rows of a table's data, [..., stored] as they lie -> float32 [..., values], before zero point and scales."""
+    if bits == 4:  # low nibble first
+        data = np.stack([data & 15, data >> 4], -1).reshape(*data.shape[:-1], -1)
+    return data.astype(np.float32)
+
+
 class EmbeddingTable:
     """Token ids -> float32 rows of a row-quantized table."""
 
@@ -30,10 +37,9 @@ class EmbeddingTable:
 
     def rows(self, ids: list[int]) -> Array:
         """[len(ids), columns]"""
-        values = self._data[ids].astype(np.float32)
+        columns = self.spec.columns
+        values = to_values(self._data[ids], self.spec.bits)[:, :columns]
         if self._scales is not None:
             values -= self.spec.zero_point
-            scales = to_float(self._scales[ids])
-            for group in range(scales.shape[1]):  # the last one may be shorter
-                values[:, group * self.spec.block : (group + 1) * self.spec.block] *= scales[:, group : group + 1]
-        return np.ascontiguousarray(values[:, : self.spec.columns]) * np.float32(self.spec.multiplier)
+            values *= np.repeat(to_float(self._scales[ids]), self.spec.block, 1)[:, :columns]  # the last may be shorter
+        return np.ascontiguousarray(values) * np.float32(self.spec.multiplier)

@@ -120,7 +120,7 @@ def evaluate(
     for (path, pair), losses in zip(pairs, zip(*(score.losses for score in scores), strict=True), strict=True):
         loss = math.fsum(losses) / len(losses)
         accepted = accepted_drafts(pair, starts, draft_tokens, progress) if starts and pair.drafter else None
-        recipe = pair.manifest.backends[pair.backend].quantization.recipe
+        recipe = pair.manifest.backends[pair.backend].quantization.title
         told = str(path), pair.manifest.name, recipe, pair.manifest.kv.dtype, pair.backend, loss, _exp(loss), accepted
         qualities.append(Quality(*told, pair.off_reason if draft_tokens else None))
     return Evaluation(

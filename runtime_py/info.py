@@ -62,9 +62,10 @@ def _backend(spec: BackendSpec) -> str:
         else "not row-invariant: drafted text may differ from plain text in near ties"
     )
     return (
-        f"{quality.recipe}, weights {spec.weights_bytes / 1e6:.1f} MB, context {spec.max_context_tokens}, "
+        f"{quality.title}, weights {spec.weights_bytes / 1e6:.1f} MB, context {spec.max_context_tokens}, "
         f"{quality.quantized_share:.1%} of the bytes quantized, worst error {quality.worst_relative_error:.4f} "
-        f"({quality.worst_tensor}), {invariance}"
+        f"({quality.worst_tensor}), per-layer table {quality.per_layer_bits} bit, error "
+        f"{quality.per_layer_relative_error:.4f}, {invariance}"
     )
 
 

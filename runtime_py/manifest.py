@@ -33,6 +33,7 @@ KV_PARTS = {  # dtype of committed rows -> what they are: k, v [rows, kv, D]; fl
     "float16": ("k", "v"),
     "int8": ("k", "v", "k_scale", "v_scale"),
 }
+TABLE_DTYPES = {4: ("uint8",), 8: ("int8", "uint8"), 32: ("float32",)}  # bits of a table's values -> dtypes of its data
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,15 @@ class ArraySpec:
 
 @dataclass(frozen=True)
 class TableSpec:
-    """A matrix of row-quantized vectors: row r = (data[r] - zero_point) * scales[r, column // block] * multiplier.
+    """A matrix of row-quantized vectors: row r = (values[r] - zero_point) * scales[r, column // block] * multiplier.
 
-    data [rows, stored columns] may be padded on the right to whole blocks; scales is None where data is float32.
+    bits: 32 (data float32, no scales), 8 (int8 or uint8) or 4 (uint8, two values a byte, low nibble first). data
+    [rows, stored] may be padded on the right to whole bytes or blocks.
     """
 
     data: ArraySpec
     scales: ArraySpec | None
+    bits: int
     zero_point: int
     block: int
     columns: int
@@ -181,24 +184,34 @@ class SamplingSpec:
 
 @dataclass(frozen=True)
 class QuantSpecSummary:
-    """recipe as on the command line; row_invariant: every row has the same bits whatever rows are run with it."""
+    """recipe as on the command line; row_invariant: every row has the same bits whatever rows are run with it. Relative
+    errors are ||w - dequantized|| / ||w||; the per-layer table's is told beside the worst, for its bits are an option."""
 
     recipe: str
     row_invariant: bool
     quantized_share: float  # of the bytes of all checkpoint tensors used
     worst_tensor: str
-    worst_relative_error: float  # ||w - dequantized|| / ||w||
+    worst_relative_error: float
+    per_layer_bits: int
+    per_layer_relative_error: float
+
+    @property
+    def title(self) -> str:
+        """The recipe, with what was chosen beside it."""
+        return f"{self.recipe} ple 4" if self.per_layer_bits == 4 else self.recipe
 
 
 @dataclass(frozen=True)
 class BackendSpec:
     """What differs from backend to backend. max_context_tokens: the most rows that its graphs take; token_table: with a
-    tied head the rows of its own cross_decoder file; weights_bytes: of its graphs' files."""
+    tied head the rows of its own cross_decoder file; weights_bytes: of its graphs' files; loaded_bytes: graph -> its weights
+    in memory."""
 
     max_context_tokens: int
     token_table: TableSpec
     quantization: QuantSpecSummary
     weights_bytes: int
+    loaded_bytes: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -327,6 +340,8 @@ def _validate(manifest: Manifest) -> None:
         _validate_table(backend.token_table, manifest.target.hidden_size, f"backends.{name}.token_table")
         if missing := [graph for graph, spec in manifest.graphs.items() if name not in spec.files]:
             raise ValueError(f"backends.{name}: graph {missing[0]} has no file for it")
+        if backend.loaded_bytes.keys() != manifest.graphs.keys() or min(backend.loaded_bytes.values()) < 0:
+            raise ValueError(f"backends.{name}.loaded_bytes: expected bytes of {', '.join(GRAPHS)}")
     width = manifest.target.num_layers * manifest.target.per_layer_input_size
     _validate_table(manifest.target.per_layer_table, width, "target.per_layer_table")
     _validate_kv(manifest)
@@ -368,10 +383,13 @@ def _validate_array(manifest: Manifest, array: ArraySpec, where: str) -> None:
 
 
 def _validate_table(table: TableSpec, columns: int, where: str) -> None:
-    if table.columns != columns or table.data.shape[1] < columns:
-        raise ValueError(f"{where}: has {table.columns} columns of {table.data.shape[1]} stored, expected {columns}")
-    if table.block < 1 or (table.scales is None) != (table.data.dtype == "float32"):
-        raise ValueError(f"{where}: block {table.block} and dtype {table.data.dtype} do not go together")
+    if table.data.dtype not in TABLE_DTYPES.get(table.bits, ()):
+        raise ValueError(f"{where}: {table.bits} bits and dtype {table.data.dtype} do not go together")
+    stored = table.data.shape[1] * (2 if table.bits == 4 else 1)
+    if table.columns != columns or stored < columns:
+        raise ValueError(f"{where}: has {table.columns} columns of {stored} stored, expected {columns}")
+    if table.block < 1 or (table.scales is None) != (table.bits == 32):
+        raise ValueError(f"{where}: block {table.block}, {table.bits} bits and scales do not go together")
     if table.scales and table.scales.shape != (table.data.shape[0], -(-columns // table.block)):
         raise ValueError(
             f"{where}: scales {table.scales.shape} do not fit rows of {columns} in blocks of {table.block}"

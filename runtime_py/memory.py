@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from .manifest import DTYPES, FULL, SLIDING, KVSpec, Manifest, graph_files
+from .manifest import DTYPES, FULL, SLIDING, KVSpec, Manifest
 
 MEMINFO = Path("/proc/meminfo")
 
@@ -25,10 +25,8 @@ class Needs:
 
 def needs(manifest: Manifest, backend: str, context_tokens: int, margin_rows: int, drafts: bool) -> Needs:
     """context_tokens, margin_rows as for KVCache; drafts: whether the bundle's drafter is loaded."""
-    target, drafter = (
-        sum(manifest.files[name].size_bytes for graph in graphs for name in graph_files(manifest, graph, backend))
-        for graphs in (("self_decoder", "cross_decoder"), ("drafter",))
-    )
+    loaded = manifest.backends[backend].loaded_bytes
+    target, drafter = loaded["self_decoder"] + loaded["cross_decoder"], loaded["drafter"]
     if head := manifest.drafter.centroid_head:
         drafter += head.centroids.size_bytes
     kv_bytes = cache_bytes(manifest.kv, context_tokens, margin_rows) + cast_bytes(manifest.kv, context_tokens)

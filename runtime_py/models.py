@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from .cache import KVCache, Layout
-from .embeddings import EmbeddingTable, map_array, to_float
+from .embeddings import EmbeddingTable, map_array, to_float, to_values
 from .graph import Graph, Wrap, load_graph, unwrapped
 from .manifest import FULL, KV_PARTS, SLIDING, CentroidHeadSpec, Manifest, check_hashes, check_sizes, graph_files
 
@@ -137,22 +137,24 @@ class CentroidHead:
     """The drafter's head: the best top_k clusters of C, then the rows of their V/C tokens each. Never vocabulary-wide."""
 
     def __init__(self, bundle: Path, spec: CentroidHeadSpec):
-        clusters, rows = spec.token_ordering.shape
-        self._top_k = spec.top_k
+        (clusters, rows), table = spec.token_ordering.shape, spec.table
+        self._top_k, self._bits, self._zero_point = spec.top_k, table.bits, table.zero_point
         self._centroids = np.array(map_array(bundle, spec.centroids))  # [C, h], read whole at every step
         self._ids = map_array(bundle, spec.token_ordering)  # [C, V / C]
-        self._table = map_array(bundle, spec.table.data).reshape(clusters, rows, -1)
-        self._scales = (
-            to_float(map_array(bundle, spec.table.scales)).reshape(clusters, rows) if spec.table.scales else None
-        )
+        self._table = map_array(bundle, table.data).reshape(clusters, rows, -1)
+        self._scales = to_float(map_array(bundle, table.scales)).reshape(clusters, rows, -1) if table.scales else None
+        self._block_of = np.arange(table.columns) // table.block  # [h]
 
     def candidates(self, hidden: Array) -> tuple[Array, Array]:
         """hidden [h] -> token ids and logits, both [top_k * V / C]"""
         best = np.argpartition(self._centroids @ hidden, -self._top_k)[-self._top_k :]
-        logits = self._table[best].astype(np.float32) @ hidden
+        values = to_values(self._table[best], self._bits)
+        by_block = np.zeros((values.shape[-1], self._block_of[-1] + 1), np.float32)  # a column for every scale of a row
+        by_block[np.arange(len(hidden)), self._block_of] = hidden
+        logits = values @ by_block - self._zero_point * by_block.sum(0)  # scales on sums: fewer than weights
         if self._scales is not None:
             logits *= self._scales[best]
-        return self._ids[best].ravel(), logits.ravel()
+        return self._ids[best].ravel(), logits.sum(-1).ravel()
 
     def __call__(self, hidden: Array) -> int:
         ids, logits = self.candidates(hidden)

@@ -15,6 +15,7 @@ from .pairs import TINY, PairShape, write_pair
 from .texts import GEMMA, text_of, tiny_text
 
 BACKENDS = ("onnx", "executorch")
+PLE_BITS = {"small": 4}  # the smallest bundle there is
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +57,8 @@ def bundle_of(pair_of, made_once):
     def make(shape: PairShape | str, recipe: str = "int8", backend: str = "onnx", kv_dtype: str = "float32") -> Path:
         def export(out: Path) -> None:
             target, drafter = pair_of(shape)
-            export_package("tiny", str(target), str(drafter), recipe, out, backends=(backend,), kv_dtype=kv_dtype)
+            how = {"backends": (backend,), "kv_dtype": kv_dtype, "ple_bits": PLE_BITS.get(recipe)}
+            export_package("tiny", str(target), str(drafter), recipe, out, **how)
 
         return made_once(f"bundle {shape} {recipe} {backend} {kv_dtype}", export)
 

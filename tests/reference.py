@@ -22,7 +22,7 @@ from export import embeddings, package
 from export.graphs import CrossDecoder as CrossDecoderGraph
 from export.graphs import Drafter as DrafterGraph
 from export.graphs import SelfDecoder as SelfDecoderGraph
-from export.quant import RECIPES
+from export.quant import RECIPES, tables
 from export.weights import fill, open_drafter, open_target
 from runtime_py import manifest as contract
 from runtime_py.cache import KVCache
@@ -320,8 +320,10 @@ def eager_models(pair: PairFolders, folder: Path, recipe: str = "fp32", kv_dtype
     config, drafter_config = target.config, drafter.config
     (folder / embeddings.FOLDER).mkdir(parents=True)
 
+    specs = tables(recipe, config.per_layer_input_size)
+
     def table(tensor: str, name: str, multiplier: float) -> contract.TableSpec:
-        return embeddings.write_table(target, tensor, name, folder, RECIPES["onnx"][recipe], errors, multiplier)
+        return embeddings.write_table(target, tensor, name, folder, specs[name], errors, multiplier)
 
     target_spec = SimpleNamespace(
         vocab_size=config.vocab_size,
@@ -333,7 +335,7 @@ def eager_models(pair: PairFolders, folder: Path, recipe: str = "fp32", kv_dtype
         per_layer_table=table("embed_tokens_per_layer.weight", "per_layer", config.per_layer_scale),
     )
     centroids = drafter_config.num_centroids is not None
-    head = embeddings.write_centroid_head(drafter, folder, RECIPES["onnx"][recipe], errors) if centroids else None
+    head = embeddings.write_centroid_head(drafter, folder, specs["drafter_head"], errors) if centroids else None
     drafter_spec = SimpleNamespace(inv_freq=drafter_config.inv_freq, position_offset=-1, centroid_head=head)
     layers = (
         contract.KVLayerSpec(layer.index, layer.type, config.kv_heads, layer.head_dim) for layer in config.own_layers

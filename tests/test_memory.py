@@ -38,14 +38,19 @@ def test_narrower_rows_need_a_full_layers_in_float32_too(bundle, dtype, cast):
     assert needs(narrow, "onnx", 100, 0, True).kv_bytes == cache_bytes(narrow.kv, 100, 0) + cast
 
 
-def test_needs_are_the_files_of_the_graphs(bundle):
+@pytest.mark.parametrize(("recipe", "block"), [("int8", 64), ("small", 32)])
+def test_needs_are_the_weights_of_the_graphs(bundle_of, recipe, block):
+    """Files, and of a scale onnxruntime's three float32 numbers in place of one bfloat16."""
+    bundle = bundle_of("tiny", recipe)
     manifest = contract.load(bundle)
     need, plain = (needs(manifest, "onnx", 100, 0, drafts) for drafts in (True, False))
     files = {path.name: path.stat().st_size for path in (bundle / "onnx").iterdir()}
     target = sum(size for name, size in files.items() if "decoder" in name)
-    assert need.weights_bytes == plain.weights_bytes == target
+    assert need.weights_bytes == plain.weights_bytes > target
+    head = contract.load(bundle).backends["onnx"].token_table
+    assert head.block == block and need.weights_bytes - target > 10 * head.data.shape[0] * head.columns / block
     centroids = (bundle / manifest.drafter.centroid_head.centroids.file).stat().st_size
-    assert need.drafter_bytes == sum(files.values()) - target + centroids > 0 == plain.drafter_bytes
+    assert need.drafter_bytes > sum(files.values()) - target + centroids > 0 == plain.drafter_bytes
     assert need.kv_bytes == cache_bytes(manifest.kv, 100, 0) < needs(manifest, "onnx", 2000, 0, True).kv_bytes
 
 

@@ -35,7 +35,7 @@ def test_optimum_lists_it_with_optimums_names(tmp_path):
     listed = optimum_cli(tmp_path, "--help")
     assert listed.returncode == 0 and "gemma4-mtp" in listed.stdout, listed.stderr
     told = optimum_cli(tmp_path, "gemma4-mtp", "--help").stdout
-    for name in ("-m DIR_OR_ID", "--assistant-model DIR_OR_ID", "--weight-format {int8,int4,fp32}", "output"):
+    for name in ("-m DIR_OR_ID", "--assistant-model DIR_OR_ID", "--weight-format {int8,int4,small,fp32}", "output"):
         assert name in told
 
 
@@ -62,6 +62,7 @@ def test_bad_input_is_one_line(tmp_path):
     ("given", "want"),
     [
         ([], {"recipe": "int8", "backend": "onnx", "context": None, "force": False, "kv": "fp32"}),
+        (["--weight-format", "small", "--ple-bits", "4"], {"recipe": "small", "ple_bits": 4}),
         (["--weight-format", "int4", "--kv", "int8", "--force"], {"recipe": "int4", "force": True, "kv": "int8"}),
         (["--weight-format", "fp32", "--backend", "all", "--context", "512"], {"recipe": "fp32", "context": 512}),
     ],

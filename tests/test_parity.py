@@ -211,7 +211,7 @@ def test_float32_file_equals_eager(bundle_of, pair_of, shape, backend):
 
 
 @bundles
-@pytest.mark.parametrize("recipe", ["int8", "int4"])
+@pytest.mark.parametrize("recipe", ["int8", "int4", "small"])
 def test_packed_weights_equal_eager(bundle_of, pair_of, tmp_path, shape, recipe):
     """Without the rounding of activations a quantized file is exact: every packed block and scale is in its place."""
     graphs = run_both(float_activations(bundle_of(shape, recipe), tmp_path), eager_graphs(pair_of(shape), recipe))
@@ -220,7 +220,7 @@ def test_packed_weights_equal_eager(bundle_of, pair_of, tmp_path, shape, recipe)
 
 
 @bundles
-@pytest.mark.parametrize("recipe", ["int8", "int4"])
+@pytest.mark.parametrize("recipe", ["int8", "int4", "small"])
 def test_packed_weights_equal_eager_with_the_same_activations(bundle_of, pair_of, shape, recipe, monkeypatch):
     """XNNPACK always rounds activations, to int8 per token; with the same rounding the eager graphs equal the file."""
     models = file_models(bundle_of(shape, recipe, "executorch"))
@@ -244,7 +244,7 @@ def rounded_linear(self: Linear, x: torch.Tensor) -> torch.Tensor:
 
 @bundles
 @backends
-@pytest.mark.parametrize("recipe", ["int8", "int4"])
+@pytest.mark.parametrize("recipe", ["int8", "int4", "small"])
 def test_quantized_file_is_near_eager(bundle_of, pair_of, shape, recipe, backend):
     """As shipped, activations in int8 per block or token: root mean square of the difference, in standard deviations."""
     graphs = run_both(file_models(bundle_of(shape, recipe, backend)), eager_graphs(pair_of(shape), recipe, backend))
@@ -315,7 +315,7 @@ def rows_bits(output: TargetOutput) -> list[bytes]:
 
 
 @backends
-@pytest.mark.parametrize("recipe", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize("recipe", ["fp32", "int8", "int4", "small"])
 def test_drafted_ids_equal_plain_ids(bundle_of, recipe, backend):
     """K = 1..8, some 3,000 tokens: enough that keys which move within a sum change a text (about one in 15)."""
     assert compare_with_plain_ids(file_models(bundle_of("tiny", recipe, backend)), 6) >= 2000
@@ -388,6 +388,16 @@ def test_int8_accepts_as_many_drafts_as_float32(bundle_of, backend):
     assert all(have >= floor for have, floor in zip(found["int8"].places, tolerances.ACCEPTANCE_PLACES, strict=True))
     assert found["int8"].overall >= tolerances.ACCEPTANCE
     assert abs(found["int8"].overall - found["fp32"].overall) <= tolerances.ACCEPTANCE_LOST_TO_INT8
+
+
+@backends
+def test_the_smallest_recipe_keeps_accepting_drafts(bundle_of, backend):
+    """4 bits cost a model of 2 M parameters far more than one of 2 B: a floor, not a promise."""
+    bundle = bundle_of("tiny", "small", backend)
+    models = file_models(bundle)
+    rounds = [entry for prompt in prompts_of(bundle, 40) for entry in models.generate(prompt, NEW_TOKENS, 3)[1]]
+    places = acceptance(rounds).places
+    assert all(have >= floor for have, floor in zip(places, tolerances.SMALL_ACCEPTANCE_PLACES, strict=True)), places
 
 
 @pytest.mark.parametrize("drafts", [0, 3])

@@ -13,7 +13,7 @@ from export.backends import Lowered
 from export.graphs import CrossDecoder, Drafter, SelfDecoder
 from export.lower_onnx import pack
 from export.package import summarize
-from export.quant import RECIPES, QuantSpec, TensorError, dequantize, quantize
+from export.quant import RECIPES, QuantSpec, TensorError, dequantize, quantize, tables
 from export.weights import open_drafter, open_target
 from runtime_py import manifest as contract
 
@@ -26,6 +26,7 @@ SPECS = [
     QuantSpec(4, 32, negative_scales=True),
     QuantSpec(4, 16, negative_scales=True),
     QuantSpec(4, 32),
+    QuantSpec(4, 128),
 ]
 specs = st.sampled_from(SPECS)
 
@@ -135,19 +136,47 @@ KINDS = (
     "drafter.pre_projection",
     "drafter.layers.3.self_attn.o_proj",
     "drafter.lm_head",
-    "embeddings.token",
-    "embeddings.per_layer",
-    "embeddings.drafter_head",
 )
-TABLES = [INT8, QuantSpec(8, 256), QuantSpec(8, None)]
 
 
 @pytest.mark.parametrize(
     ("recipe", "expected"),
-    [("fp32", [None] * 10), ("int8", [INT8] * 7 + TABLES), ("int4", [INT4] * 3 + [INT8] * 4 + TABLES)],
+    [
+        ("fp32", [None] * 7),
+        ("int8", [INT8] * 7),
+        ("int4", [INT4] * 3 + [INT8] * 4),
+        ("small", [INT4] * 4 + [INT8] * 3),
+    ],
 )
 def test_recipes(recipe, expected):
     assert [RECIPES["onnx"][recipe].spec(name, 64) for name in KINDS] == expected
+
+
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        ("fp32", (None, None, None)),
+        ("int8", (INT8, QuantSpec(8, 256), QuantSpec(8, None))),
+        ("int4", (INT8, QuantSpec(8, 256), QuantSpec(8, None))),
+        ("small", (INT4, QuantSpec(8, 256), INT4)),
+    ],
+)
+def test_tables_of_a_recipe(recipe, expected):
+    assert tables(recipe, 256) == dict(zip(("token", "per_layer", "drafter_head"), expected, strict=True))
+
+
+@pytest.mark.parametrize(("size", "block"), [(256, 128), (128, 128), (32, 32), (160, 80), (48, 48), (130, 65)])
+@pytest.mark.parametrize("recipe", ["int8", "int4", "small"])
+def test_four_bit_blocks_of_the_per_layer_table_end_where_a_layer_ends(recipe, size, block):
+    found, usual = tables(recipe, size, 4), tables(recipe, size)
+    assert found.pop("per_layer") == QuantSpec(4, block, negative_scales=True)
+    assert usual.pop("per_layer") == tables(recipe, size, 8)["per_layer"] == QuantSpec(8, 256) and found == usual
+
+
+@pytest.mark.parametrize(("recipe", "bits"), [("fp32", 4), ("fp32", 8), ("int8", 5), ("small", 32)])
+def test_bits_that_the_per_layer_table_cannot_have(recipe, bits):
+    with pytest.raises(ValueError, match=f"--ple-bits {bits}"):
+        tables(recipe, 256, bits)
 
 
 @pytest.mark.parametrize(("query_heads", "invariant"), [(4, True), (2, False)])
@@ -155,9 +184,8 @@ def test_one_query_head_per_kv_head_is_not_row_invariant(pair_of, query_heads, i
     target, drafter = pair_of(PairShape(kv_heads=2, query_heads=query_heads))
     pair = open_target(str(target)), open_drafter(str(drafter))
     lowered = {name: Lowered(name, "int8", 512, {}, {}, []) for name in RECIPES}
-    found = {
-        name: summarize([TensorError("some", 8, 1, 0.1)], one, pair).row_invariant for name, one in lowered.items()
-    }
+    errors = [TensorError("embeddings.per_layer", 8, 1, 0.1)]
+    found = {name: summarize(errors, one, pair).row_invariant for name, one in lowered.items()}
     assert found == {"onnx": invariant, "executorch": True}
 
 
@@ -166,6 +194,10 @@ def test_executorch_takes_whole_groups_of_32_only():
     assert recipe.spec("self_decoder.layers.0.mlp.up_proj", 96) == QuantSpec(4, 32)
     assert recipe.spec("self_decoder.layers.0.mlp.up_proj", 80) == QuantSpec(8, None)
     assert recipe.spec("cross_decoder.lm_head", 96) == recipe.spec("drafter.pre_projection", 96) == QuantSpec(8, None)
+    small = RECIPES["executorch"]["small"]
+    found = [small.spec("cross_decoder.lm_head", columns) for columns in (1536, 128, 96, 80)]
+    assert found == [QuantSpec(4, 128), QuantSpec(4, 128), QuantSpec(4, 32), QuantSpec(8, None)]
+    assert small.spec("drafter.pre_projection", 128) == QuantSpec(8, None)
 
 
 @pytest.mark.parametrize("recipe", RECIPES["onnx"])
@@ -184,41 +216,58 @@ def test_only_linears_are_quantized(pair_of, recipe):
 
 
 def relative_error(weight: torch.Tensor, bits: int, group: int) -> float:
-    """Block by block, from the definition: the largest value is 127, or the better of 7 and -8."""
+    """From the definition: a block's largest value is 127, or the better of 7 and -8."""
     error = 0.0
-    for row in weight.float():
-        for block in row.split(group):
-            largest = block[block.abs().argmax()]
-            steps = [largest / 127] if bits == 8 else [largest / 7, largest / -8]
-            error += min(_block_error(block.double(), step.bfloat16().double(), bits) for step in steps)
+    for block in weight.double().split(group, 1):  # [O, group], one of each row
+        largest = block.gather(1, block.abs().argmax(1, keepdim=True))
+        steps = [largest / 127] if bits == 8 else [largest / 7, largest / -8]
+        error += float(
+            torch.stack([_block_errors(block, step.bfloat16().double(), bits) for step in steps]).amin(0).sum()
+        )
     return math.sqrt(error) / float(weight.double().norm())
 
 
-def _block_error(block: torch.Tensor, step: torch.Tensor, bits: int) -> float:
+def _block_errors(block: torch.Tensor, step: torch.Tensor, bits: int) -> torch.Tensor:
     lowest, highest = (-127, 127) if bits == 8 else (-8, 7)
-    return float(((block / step).round().clamp(lowest, highest) * step - block).square().sum())
+    return ((block / step).round().clamp(lowest, highest) * step - block).square().sum(1)
 
 
-def test_reported_errors_and_share(pair_of, tmp_path):
+UP, DOWN = "drafter.layers.0.mlp.up_proj.weight", "self_decoder.layers.1.mlp.down_proj.weight"
+HEAD, PER_LAYER, DRAFTER_HEAD = "cross_decoder.lm_head.weight", "embeddings.per_layer", "embeddings.drafter_head"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "ple_bits", "forms"),
+    [
+        ("int4", None, {DOWN: (4, 32), HEAD: (8, 64), UP: (8, 64), PER_LAYER: (8, 256), DRAFTER_HEAD: (8, 64)}),
+        ("small", 4, {DOWN: (4, 32), HEAD: (4, 32), UP: (8, 64), PER_LAYER: (4, 32), DRAFTER_HEAD: (4, 32)}),
+    ],
+)
+def test_reported_errors_and_share(pair_of, tmp_path, recipe, ple_bits, forms):
     from export.package import export_package
 
     shape = PairShape(layers=4, period=2, shared=2, intermediate=80)
     folders = pair_of(shape)
-    package = export_package("tiny", *map(str, folders), "int4", tmp_path / "bundle")
+    package = export_package("tiny", *map(str, folders), recipe, tmp_path / "bundle", ple_bits=ple_bits)
     reported = {error.name: error for error in package.errors["onnx"]}
     weights, draft = (load_file(folder / "model.safetensors") for folder in folders)
-    for name, tensor, bits, group in (
-        ("self_decoder.layers.1.mlp.down_proj.weight", weights["model.layers.1.mlp.down_proj.weight"], 4, 32),
-        ("cross_decoder.lm_head.weight", weights["model.embed_tokens.weight"], 8, 64),
-        ("drafter.layers.0.mlp.up_proj.weight", draft["model.layers.0.mlp.up_proj.weight"], 8, 64),
-        ("embeddings.per_layer", weights["model.embed_tokens_per_layer.weight"], 8, 256),
-    ):
-        assert reported[name].bits == bits
-        assert reported[name].relative == pytest.approx(relative_error(tensor, bits, group), rel=1e-4), name
-        assert reported[name].size_bytes == tensor.nbytes
+    tensors = {
+        DOWN: weights["model.layers.1.mlp.down_proj.weight"],
+        HEAD: weights["model.embed_tokens.weight"],
+        UP: draft["model.layers.0.mlp.up_proj.weight"],
+        PER_LAYER: weights["model.embed_tokens_per_layer.weight"],
+        DRAFTER_HEAD: draft["model.embed_tokens.weight"],
+    }
+    for name, form in forms.items():
+        assert reported[name].bits == form[0]
+        assert reported[name].relative == pytest.approx(relative_error(tensors[name], *form), rel=1e-4), name
+        assert reported[name].size_bytes == tensors[name].nbytes
     quality = contract.load(tmp_path / "bundle").backends["onnx"].quantization
     worst = max(package.errors["onnx"], key=lambda error: error.relative)
     assert (quality.worst_tensor, quality.worst_relative_error) == (worst.name, worst.relative)
+    per_layer = reported[PER_LAYER]
+    assert (quality.per_layer_bits, quality.per_layer_relative_error) == (per_layer.bits, per_layer.relative)
+    assert quality.title == ("small ple 4" if recipe == "small" else "int4")
     tensors = [*weights.items(), *draft.items()]
     plain = ("norm.weight", "layernorm.weight", "layer_scalar", "centroids.weight", "token_ordering")
     total = sum(tensor.nbytes for _, tensor in tensors)

@@ -26,6 +26,7 @@ from runtime_py import manifest as contract
 from runtime_py.__main__ import main as runtime_main
 from runtime_py.loading import load
 
+from .conftest import PLE_BITS
 from .edits import error_line
 from .pairs import TINY, PairShape
 
@@ -120,7 +121,8 @@ def test_a_tokenizer_comes_with_its_template(configs, given, template):
 
 
 @pytest.mark.parametrize(
-    ("backend", "recipe"), [("onnx", "int8"), ("onnx", "int4"), ("onnx", "fp32"), ("executorch", "int8")]
+    ("backend", "recipe"),
+    [("onnx", "int8"), ("onnx", "int4"), ("onnx", "small"), ("onnx", "fp32"), ("executorch", "int8")],
 )
 def test_what_is_needed_is_what_is_written(pair_of, bundle_of, backend, recipe):
     files = contract.load(bundle_of(SHAPE, recipe, backend)).files.items()
@@ -129,9 +131,11 @@ def test_what_is_needed_is_what_is_written(pair_of, bundle_of, backend, recipe):
     target, drafter = (
         open_it(str(folder)) for open_it, folder in zip((open_target, open_drafter), pair_of(SHAPE), strict=True)
     )
-    counted = weight_bytes(target, drafter, recipe, (backend,))
+    counted = weight_bytes(target, drafter, recipe, (backend,), PLE_BITS.get(recipe))
     assert 0.7 < written / counted < 1.5  # pages, and a .pte's own head, are much in so small a bundle
-    assert needed_bytes(target, drafter, recipe, (backend,)) > sum(spec.size_bytes for _, spec in files)
+    assert needed_bytes(target, drafter, recipe, (backend,), PLE_BITS.get(recipe)) > sum(
+        spec.size_bytes for _, spec in files
+    )
 
 
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(

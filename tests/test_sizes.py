@@ -8,7 +8,10 @@ from transformers import AutoConfig, Gemma4Config
 
 from export.__main__ import main
 from export.config import check_pair, drafter_config, target_config
+from export.quant import RECIPES
+from export.random_weights import random_pair
 from export.sizes import SIZES, check_size, drafter_of, target_of
+from export.space import weight_bytes
 
 from .edits import error_line
 from .pairs import PairShape
@@ -87,6 +90,10 @@ def test_a_checkpoint_of_another_size_is_refused_before_anything_is_written(pair
         (["e2b", "--tokenizer", "a"], "--tokenizer is for --random-weights"),
         (["e2b", "--random-weights", "-1"], "--random-weights -1: a seed is at least 0"),
         (["e2b", "--random-weights", "x"], "invalid int value: 'x'"),
+        (["tiny", "--fp32", "--ple-bits", "4"], "--ple-bits 4: fp32 quantizes no table; leave it out"),
+        (["e2b", "--fp32", "--ple-bits", "8", "--random-weights"], "--ple-bits 8: fp32 quantizes no table"),
+        (["tiny", "--ple-bits", "5"], "--ple-bits: invalid choice: 5"),
+        (["tiny", "--small", "--int4"], "not allowed with argument --small"),
         (["tiny", "--random-weights"], "unrecognized arguments: --random-weights"),
         (
             ["e2b", "--random-weights", "--tokenizer", "no/such"],
@@ -97,3 +104,28 @@ def test_a_checkpoint_of_another_size_is_refused_before_anything_is_written(pair
 def test_options_that_do_not_fit(arguments, message, tmp_path, capsys):
     assert message in error_line(main, [*arguments, "--out", tmp_path / "bundle"], capsys)
     assert not (tmp_path / "bundle").exists()
+
+
+BESIDE_BYTES = (
+    32_200_000 + 262_144 * 4 + 1_000_000
+)  # tokenizer.json (13.6 MB without white space), token_ordering, graphs
+
+
+@pytest.mark.parametrize("backend", RECIPES)
+@pytest.mark.parametrize(
+    ("recipe", "ple_bits", "bar"),
+    [("small", 4, 2_580_000_000), ("int4", None, 4_100_000_000), ("int8", None, 4_900_000_000)],
+)
+def test_bytes_of_e2b(backend, recipe, ple_bits, bar):
+    """Everything that a bundle for one backend holds."""
+    with random_pair(target_of(SIZES["e2b"]), drafter_of(SIZES["e2b"]), None) as pair:
+        assert weight_bytes(*pair, recipe, (backend,), ple_bits) + BESIDE_BYTES <= bar
+
+
+@pytest.mark.parametrize(("backend", "written"), [("onnx", 2_545_886_000), ("executorch", 2_442_371_000)])
+def test_computed_bytes_are_those_of_a_real_export(backend, written):
+    """python -m export e2b --small --ple-bits 4 --random-weights: graphs' weights and embeddings/, without what is counted
+    beside the weights (token_ordering). Pages and a .pte's own head are the rest."""
+    with random_pair(target_of(SIZES["e2b"]), drafter_of(SIZES["e2b"]), None) as pair:
+        counted = weight_bytes(*pair, "small", (backend,), 4)
+    assert 0 < written - counted < 8_000_000

@@ -23,7 +23,9 @@ class Gemma4MtpExportCommand(BaseOptimumCLICommand):
         parser.add_argument(
             "--assistant-model", required=True, metavar="DIR_OR_ID", help="its drafter: folder or hub id"
         )
-        parser.add_argument("--weight-format", choices=("int8", "int4", "fp32"), default="int8", help="default: int8")
+        formats = ("int8", "int4", "small", "fp32")
+        parser.add_argument("--weight-format", choices=formats, default="int8", help="default: int8")
+        parser.add_argument("--ple-bits", choices=("4", "8"), help="of the per-layer embedding table; default: 8")
         parser.add_argument("--backend", choices=("onnx", "executorch", "all"), default="onnx", help="default: onnx")
         parser.add_argument(
             "--kv", choices=("fp32", "fp16", "int8"), default="fp32", help="KV cache rows; default: fp32"
@@ -40,6 +42,7 @@ class Gemma4MtpExportCommand(BaseOptimumCLICommand):
         arguments += [f"--drafter={args.assistant_model}", f"--out={args.output}", f"--backend={args.backend}"]
         arguments += [f"--kv={args.kv}"]
         arguments += [f"--context={args.context}"] if args.context is not None else []
+        arguments += [f"--ple-bits={args.ple_bits}"] if args.ple_bits else []
         sys.exit(main([*arguments, *(["--force"] if args.force else [])]))
 
 
