@@ -22,6 +22,7 @@ from runtime_py import manifest as contract
 from runtime_py.bench import GraphTimer
 from runtime_py.cache import KVCache
 from runtime_py.cpus import default_threads
+from runtime_py.files import graph_files
 from runtime_py.graph import installed
 from runtime_py.manifest import Manifest
 from runtime_py.models import Drafter, Target, load_drafter, load_target
@@ -45,9 +46,7 @@ def load_models(bundle: Path, manifest: Manifest, backend: str, threads: int) ->
     timer = GraphTimer()
     target = load_target(bundle, manifest, backend, threads, timer.wrap)
     drafter = load_drafter(bundle, manifest, target, backend, threads, timer.wrap)
-    files = {
-        file for name in ("self_decoder", "cross_decoder") for file in contract.graph_files(manifest, name, backend)
-    }
+    files = {file for name in ("self_decoder", "cross_decoder") for file in graph_files(manifest, name, backend)}
     weight_bytes = sum(manifest.files[file].size_bytes for file in files)
     return Models(target, drafter, timer, weight_bytes)
 

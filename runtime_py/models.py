@@ -11,8 +11,9 @@ import numpy as np
 
 from .cache import KVCache, Layout
 from .embeddings import EmbeddingTable, map_array, to_float, to_values
+from .files import check_hashes, check_sizes, graph_files
 from .graph import Graph, Wrap, load_graph, unwrapped
-from .manifest import FULL, KV_PARTS, SLIDING, CentroidHeadSpec, Manifest, check_hashes, check_sizes, graph_files
+from .manifest import FULL, KV_PARTS, SLIDING, CentroidHeadSpec, Manifest
 
 Array = np.ndarray
 KINDS = (SLIDING, FULL)
