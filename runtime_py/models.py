@@ -148,7 +148,9 @@ class CentroidHead:
 
     def candidates(self, hidden: Array) -> tuple[Array, Array]:
         """hidden [h] -> token ids and logits, both [top_k * V / C]"""
-        best = np.argpartition(self._centroids @ hidden, -self._top_k)[-self._top_k :]
+        # not @: of this size it is shared among BLAS' own threads, which wait milliseconds for a core where the graph's spin
+        nearness = np.vecdot(self._centroids, hidden)
+        best = np.argpartition(nearness, -self._top_k)[-self._top_k :]
         values = to_values(self._table[best], self._bits)
         by_block = np.zeros((values.shape[-1], self._block_of[-1] + 1), np.float32)  # a column for every scale of a row
         by_block[np.arange(len(hidden)), self._block_of] = hidden
