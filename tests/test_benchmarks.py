@@ -59,3 +59,15 @@ def test_growth_refuses_what_it_cannot_measure(bundle_of, tmp_path):
     for wrong in (("--contexts", "4000"), ("--rows", "129")):
         done = run("growth", bundle_of("tiny"), *wrong)
         assert done.returncode == 2 and "nothing to measure; rows are at most 128" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("backend", "ways"), [("onnx", ["onnx", "onnx, prepacked"]), ("executorch", ["executorch, first", "executorch"])]
+)
+def test_loading_tells_every_way(bundle_of, backend, ways):
+    done = run("loading", bundle_of("tiny", backend=backend), "--loads", 1)
+    assert done.returncode == 0, done.stderr
+    lines = {line[:18].strip(): line[18:].split() for line in done.stdout.splitlines()[1:]}
+    assert list(lines) == ways
+    disk = [float(lines[way][-1]) for way in ways]
+    assert disk[1] > disk[0] if backend == "onnx" else disk[1] == disk[0]
