@@ -7,6 +7,7 @@ from pathlib import Path
 from . import manifest as contract
 from .drafting import DRAFTERS, AutoPolicy, DraftPolicy
 from .graph import Wrap, installed, unwrapped
+from .memory import give_back
 from .models import Drafter, Target, load_drafter, load_target
 from .text import Text
 
@@ -54,6 +55,7 @@ def load(
         except (ValueError, OSError) as error:
             policy, off_reason = DraftPolicy(0), str(error)
     text = Text(bundle, manifest)
+    give_back()
     return Pair(manifest, backend, target, loaded, off_reason, policy, text, time.perf_counter() - started)
 
 

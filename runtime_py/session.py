@@ -20,6 +20,7 @@ from . import loading, session_file
 from .cpus import default_threads
 from .events import End, Event, EventParser, TextDelta, assistant_message
 from .loading import Pair
+from .memory import give_back
 from .sampling import LogitsHook, Sampling, choose_sampling
 from .speculative import Round, check_request, generate, prefill_chunks
 from .stops import StopStrings
@@ -218,13 +219,17 @@ class Session:
         return held, known - held
 
     def _rounds(self, max_new_tokens: int, sampling: Sampling, hook: LogitsHook | None) -> Iterator[Round]:
-        pair = self.pair
+        pair, long_prompt = self.pair, False
         for _ in prefill_chunks(pair.target, self._cache, self.ids):
+            long_prompt = True
             if self._cancelled.is_set():
                 yield Round((), 0, 0, "cancelled")
                 return
         request = (pair.target, pair.drafter, self._cache, self.ids, max_new_tokens, pair.manifest.tokens, self.policy)
         for entry in generate(*request, sampling, hook):
+            if long_prompt:
+                give_back()
+                long_prompt = False
             if self._cancelled.is_set() and not entry.stop_reason:
                 yield dataclasses.replace(entry, stop_reason="cancelled")
                 return

@@ -1,15 +1,18 @@
 """Whether a bundle fits, told before anything is loaded: the sizes are those of what is loaded then."""
 
+import ctypes
 import dataclasses
 import json
+import resource
+from pathlib import Path
 
 import pytest
 
+from runtime_py import loading, memory, session
 from runtime_py import manifest as contract
-from runtime_py import memory
 from runtime_py.__main__ import main
 from runtime_py.cache import KVCache
-from runtime_py.memory import Needs, available_bytes, cache_bytes, check_fits, needs
+from runtime_py.memory import Needs, available_bytes, cache_bytes, check_fits, give_back, needs
 
 from .edits import error_line
 
@@ -124,3 +127,36 @@ def test_context_ends_the_text_and_has_bounds(bundle, capsys):
     assert (len(reply["token_ids"]), reply["stop_reason"]) == (5, "context")
     for context in ("0", "2049"):
         assert f"--context {context} is outside 1..2048" in error_line(main, [*options, "--context", context], capsys)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="not glibc, where nothing is given back")
+def test_free_memory_is_given_back():
+    """Blocks of 64 KiB with one of 4 KiB that stays between every two, so that the allocator alone would give none of it back."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    blocks = [libc.malloc(size) for _ in range(1000) for size in (64 << 10, 4 << 10)]
+    for block in blocks[::2]:
+        ctypes.memset(block, 1, 64 << 10)
+    before = resident_bytes()
+    for block in blocks[::2]:
+        libc.free(block)
+    kept = resident_bytes()
+    give_back()
+    after = resident_bytes()
+    assert before - kept < 5 * MB and kept - after > 40 * MB
+    for block in blocks[1::2]:
+        libc.free(block)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_memory_is_given_back_after_a_load_and_a_long_prompt(bundle, monkeypatch):
+    calls = []
+    monkeypatch.setattr(loading, "give_back", lambda: calls.append("load"))
+    monkeypatch.setattr(session, "give_back", lambda: calls.append("prompt"))
+    chat = session.Session(loading.load(bundle, 2))
+    for length, expected in ((50, ["load"]), (300, ["load", "prompt"]), (310, ["load", "prompt"])):
+        chat.generate([3 + i % 100 for i in range(length)], session.Settings(max_new_tokens=4))
+        assert calls == expected
