@@ -387,6 +387,8 @@ def _validate_numbers(manifest: Manifest) -> None:
         "kv.window": manifest.kv.window,
         "drafter.num_draft_tokens": drafter.num_draft_tokens,
     }
+    for entry in manifest.kv.layers:
+        positive |= {f"kv.layers[{entry.layer}].{name}": getattr(entry, name) for name in ("kv_heads", "head_dim")}
     for where, value in positive.items():
         if value < 1:
             raise ValueError(f"{where}: must be at least 1, got {value}")
