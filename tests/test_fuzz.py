@@ -153,6 +153,23 @@ def test_a_number_that_no_double_holds_is_refused_by_name(ask_with, place):
     assert code == 2 and len(lines) == 1 and place.rpartition("/")[2] in lines[0], lines
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "told"),
+    [
+        ("target/per_layer_table/scales/dtype", "float16", "target.per_layer_table.scales: dtype 'float16' is none of"),
+        ("backends/onnx/token_table/scales/dtype", "int8", "backends.onnx.token_table.scales: dtype 'int8' is none of"),
+        ("backends/onnx/token_table/zero_point", 256, "backends.onnx.token_table.zero_point: 256 is outside 0..255"),
+        ("drafter/centroid_head/table/zero_point", -129, "zero_point: -129 is outside -128..127"),
+        ("drafter/centroid_head/token_ordering/dtype", "float32", "token_ordering: dtype 'float32' is not int32"),
+        ("drafter/centroid_head/centroids/dtype", "int32", "centroids: dtype 'int32' is not float32"),
+    ],
+)
+def test_bytes_are_not_read_as_what_they_are_not(ask_with, place, value, told):
+    """Types of the right size: nothing but their name tells."""
+    code, lines = ask_with({place: value})
+    assert code == 2 and len(lines) == 1 and told in lines[0], lines
+
+
 def test_a_layer_without_kv_heads_is_refused_by_name(ask_with):
     code, lines = ask_with({"kv/layers/0/kv_heads": 0})
     assert code == 2 and "kv.layers[0].kv_heads: must be at least 1, got 0" in lines[0] and len(lines) == 1, lines
