@@ -32,9 +32,14 @@ def main(arguments: list[str]) -> int:
         _drop_unwritten()
         return 0
     except (ValueError, OSError) as error:
-        print(f"error: {_one_line(error)}", file=sys.stderr)
-        _drop_unwritten()
-        return 2
+        told = _one_line(error)
+    except MemoryError as error:  # forced, or asked for by a manifest that says more than its files hold
+        told = (
+            f"out of memory ({_one_line(error) or 'no reason given'}); give a smaller --context or close other programs"
+        )
+    print(f"error: {told}", file=sys.stderr)
+    _drop_unwritten()
+    return 2
 
 
 def _drop_unwritten() -> None:

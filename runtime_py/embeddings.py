@@ -41,5 +41,6 @@ class EmbeddingTable:
         values = to_values(self._data[ids], self.spec.bits)[:, :columns]
         if self._scales is not None:
             values -= self.spec.zero_point
-            values *= np.repeat(to_float(self._scales[ids]), self.spec.block, 1)[:, :columns]  # the last may be shorter
+            block = min(self.spec.block, columns)  # one longer than a row has one scale
+            values *= np.repeat(to_float(self._scales[ids]), block, 1)[:, :columns]  # the last may be shorter
         return np.ascontiguousarray(values) * np.float32(self.spec.multiplier)

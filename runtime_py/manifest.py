@@ -31,6 +31,7 @@ KV_PARTS = {  # dtype of committed rows -> what they are: k, v [rows, kv, D]; fl
     "float16": ("k", "v"),
     "int8": ("k", "v", "k_scale", "v_scale"),
 }
+SCALE_DTYPES = ("bfloat16", "float32")
 TABLE_DTYPES = {4: ("uint8",), 8: ("int8", "uint8"), 32: ("float32",)}  # bits of a table's values -> dtypes of its data
 
 
@@ -346,6 +347,11 @@ def _validate_array(manifest: Manifest, array: ArraySpec, where: str) -> None:
 def _validate_table(table: TableSpec, columns: int, where: str) -> None:
     if table.data.dtype not in TABLE_DTYPES.get(table.bits, ()):
         raise ValueError(f"{where}: {table.bits} bits and dtype {table.data.dtype} do not go together")
+    if table.scales and table.scales.dtype not in SCALE_DTYPES:
+        raise ValueError(f"{where}.scales: dtype {table.scales.dtype!r} is none of {', '.join(SCALE_DTYPES)}")
+    least, most = (-128, 127) if table.data.dtype == "int8" else (0, (1 << min(table.bits, 8)) - 1)
+    if not least <= table.zero_point <= most:
+        raise ValueError(f"{where}.zero_point: {table.zero_point} is outside {least}..{most}, what its values can be")
     stored = table.data.shape[1] * (2 if table.bits == 4 else 1)
     if table.columns != columns or stored < columns:
         raise ValueError(f"{where}: has {table.columns} columns of {stored} stored, expected {columns}")
@@ -387,6 +393,8 @@ def _validate_numbers(manifest: Manifest) -> None:
         "kv.window": manifest.kv.window,
         "drafter.num_draft_tokens": drafter.num_draft_tokens,
     }
+    for entry in manifest.kv.layers:
+        positive |= {f"kv.layers[{entry.layer}].{name}": getattr(entry, name) for name in ("kv_heads", "head_dim")}
     for where, value in positive.items():
         if value < 1:
             raise ValueError(f"{where}: must be at least 1, got {value}")
@@ -409,6 +417,9 @@ def _validate_numbers(manifest: Manifest) -> None:
         if not 0 <= token < target.vocab_size:
             raise ValueError(f"tokens.{where}: {token} is outside 0..{target.vocab_size - 1}")
     if head := drafter.centroid_head:
+        for name, dtype in (("centroids", "float32"), ("token_ordering", "int32")):
+            if (found := getattr(head, name).dtype) != dtype:
+                raise ValueError(f"drafter.centroid_head.{name}: dtype {found!r} is not {dtype}")
         clusters, rows = head.token_ordering.shape
         if clusters * rows != target.vocab_size or head.centroids.shape != (clusters, drafter.hidden_size):
             raise ValueError(

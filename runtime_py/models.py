@@ -171,6 +171,10 @@ class Drafter:
         self.spec, self._graph, self._target = manifest.drafter, graph, target
         self._parts = KV_PARTS[manifest.kv.dtype]
         head = manifest.drafter.centroid_head
+        if head is None and all(put.name != "logits" for put in manifest.graphs["drafter"].outputs):
+            raise ValueError(
+                f"{bundle}: the drafter has no centroid head, and its graph gives no logits; export it again"
+            )
         self._head = CentroidHead(bundle, head) if head else None
 
     def draft(self, cache: KVCache, token: int, hidden: Array, count: int) -> list[int]:

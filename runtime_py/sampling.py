@@ -29,6 +29,7 @@ LogitsHook = Callable[[list[int], Array], Array]
 once for each token of the text, whether that was drafted or not, and never for a rejected one."""
 
 WORD = (1 << 64) - 1
+LEAST = 1e-30  # repetition penalty; a float32 logit divided by less, or multiplied by more than 1 / LEAST, may overflow
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,11 @@ class Sampling:
             ("top_k", self.top_k >= 0, "it must be at least 0; 0 keeps every token"),
             ("top_p", 0 < self.top_p <= 1, "it must be above 0 and at most 1; 1 keeps every token"),
             ("min_p", 0 <= self.min_p <= 1, "it must be from 0 to 1; 0 keeps every token"),
-            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "it must be above 0; 1 is none"),
+            (
+                "repetition_penalty",
+                LEAST <= self.repetition_penalty <= 1 / LEAST,
+                "it must be above 0, from 1e-30 to 1e30; 1 is none",
+            ),
             ("seed", 0 <= self.seed <= WORD, "it must be from 0 to 2^64 - 1"),
         )
         for name, good, remedy in checks:

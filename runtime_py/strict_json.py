@@ -5,6 +5,8 @@ import math
 import types
 import typing
 
+MAX_INTEGER = 1 << 53  # what a double holds exactly: above it sizes and their sums fit neither numpy nor a float
+
 
 def decode(kind: typing.Any, value: typing.Any, where: str = "") -> typing.Any:
     """JSON value -> the annotated type, strictly: every key present, none unknown, no type bent. ValueError names `where`."""
@@ -19,7 +21,7 @@ def decode(kind: typing.Any, value: typing.Any, where: str = "") -> typing.Any:
         return {key: decode(args[1], item, f"{where}.{key}") for key, item in value.items()}
     if kind is float and type(value) in (int, float) and math.isfinite(value):
         return float(value)
-    if origin is None and type(value) is kind:  # so that true is no int
+    if origin is None and type(value) is kind and not (kind is int and abs(value) > MAX_INTEGER):  # true is no int
         return value
     raise ValueError(f"{where or 'the file'}: expected {getattr(kind, '__name__', kind)}, got {str(value)[:60]!r}")
 

@@ -63,6 +63,8 @@ def copy(bundle, tmp_path) -> Path:
         (["--prompt", "a", "--top-p", "1.1"], "top_p is 1.1; it must be above 0 and at most 1"),
         (["--prompt", "a", "--min-p", "2"], "min_p is 2.0; it must be from 0 to 1"),
         (["--prompt", "a", "--repetition-penalty", "0"], "repetition_penalty is 0.0; it must be above 0"),
+        (["--prompt", "a", "--repetition-penalty", "1e-300"], "repetition_penalty is 1e-300; it must be above 0, from"),
+        (["--prompt", "a", "--repetition-penalty", "1e300"], "repetition_penalty is 1e+300; it must be above 0, from"),
         (["--prompt", "a", "--seed", "-1"], "seed is -1; it must be from 0 to"),
         (["--prompt", "a", "--threads", "0"], "--threads 0 is outside 1..256; "),
         (["--prompt", "a", "--threads", "9" * 20], "is outside 1..256; "),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runtime_py import manifest as contract
 from runtime_py.__main__ import main
 
-from .edits import error_line
+from .edits import edit_json, error_line
 from .pairs import PairShape
 
 SHAPE = PairShape(layers=4, period=2, shared=2, intermediate=64)
@@ -112,7 +112,7 @@ def test_no_manifest_at_all(folder, content):
         contract.load(folder)
 
 
-# Truncated files through the command line.
+# Through the command line.
 
 ASK = ["--prompt-ids", "2,40,41", "--max-new-tokens", "4", "--threads", "1"]
 
@@ -120,6 +120,73 @@ ASK = ["--prompt-ids", "2,40,41", "--max-new-tokens", "4", "--threads", "1"]
 @pytest.fixture(scope="module")
 def bundle(bundle_of, tmp_path_factory) -> Path:
     return Path(shutil.copytree(bundle_of(SHAPE), tmp_path_factory.mktemp("truncated") / "bundle"))
+
+
+@pytest.fixture
+def ask_with(bundle, original, capsys):
+    """changes of the manifest -> exit code and stderr's lines of a generation."""
+
+    def ask(changes: dict, *options: str) -> tuple[int, list[str]]:
+        edit_json(bundle / "manifest.json", changes)
+        capsys.readouterr()
+        return main(["generate", str(bundle), *ASK, *options]), capsys.readouterr().err.splitlines()
+
+    yield ask
+    (bundle / "manifest.json").write_text(json.dumps(original), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "kv/chunk_rows",
+        "kv/layers/0/kv_heads",
+        "target/query_heads",
+        "target/per_layer_table/block",
+        "target/per_layer_table/zero_point",
+        "backends/onnx/loaded_bytes/drafter",
+        "drafter/position_offset",
+        "drafter/centroid_head/table/zero_point",
+    ],
+)
+def test_a_number_that_no_double_holds_is_refused_by_name(ask_with, place):
+    code, lines = ask_with({place: 10**400})
+    assert code == 2 and len(lines) == 1 and place.rpartition("/")[2] in lines[0], lines
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "told"),
+    [
+        ("target/per_layer_table/scales/dtype", "float16", "target.per_layer_table.scales: dtype 'float16' is none of"),
+        ("backends/onnx/token_table/scales/dtype", "int8", "backends.onnx.token_table.scales: dtype 'int8' is none of"),
+        ("backends/onnx/token_table/zero_point", 256, "backends.onnx.token_table.zero_point: 256 is outside 0..255"),
+        ("drafter/centroid_head/table/zero_point", -129, "zero_point: -129 is outside -128..127"),
+        ("drafter/centroid_head/token_ordering/dtype", "float32", "token_ordering: dtype 'float32' is not int32"),
+        ("drafter/centroid_head/centroids/dtype", "int32", "centroids: dtype 'int32' is not float32"),
+    ],
+)
+def test_bytes_are_not_read_as_what_they_are_not(ask_with, place, value, told):
+    """Types of the right size: nothing but their name tells."""
+    code, lines = ask_with({place: value})
+    assert code == 2 and len(lines) == 1 and told in lines[0], lines
+
+
+def test_a_layer_without_kv_heads_is_refused_by_name(ask_with):
+    code, lines = ask_with({"kv/layers/0/kv_heads": 0})
+    assert code == 2 and "kv.layers[0].kv_heads: must be at least 1, got 0" in lines[0] and len(lines) == 1, lines
+
+
+def test_a_drafter_without_any_head_does_not_draft(ask_with):
+    code, lines = ask_with({"drafter/centroid_head": None})
+    assert code == 0 and "warning: drafting is off" in lines[0] and "no logits" in lines[0], lines
+
+
+def test_scales_of_a_block_longer_than_a_row_take_no_memory(ask_with):
+    assert ask_with({"target/per_layer_table/block": 1 << 50, "backends/onnx/token_table/block": 1 << 50})[0] == 0
+
+
+def test_memory_that_runs_out_is_one_line(ask_with):
+    code, lines = ask_with({"kv/window": 1 << 46}, "--force")
+    assert code == 2 and len(lines) == 1 and lines[0].startswith("error: out of memory (") and "--context" in lines[0]
 
 
 @pytest.fixture(scope="module")
