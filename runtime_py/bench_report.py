@@ -115,6 +115,7 @@ def html(result: dict) -> str:
     plots = [("speed", _plot_speed), ("acceptance", _plot_acceptance), ("time", _plot_time), ("memory", _plot_memory)]
     return environment.from_string(template).render(
         result=result,
+        verdict=probe.verdict_line(result["probe"]),
         heading=heading(result),
         header=HEADER,
         rows=[_row(mode) for mode in result["modes"]],

@@ -59,6 +59,7 @@ class Chat:
         if name == "/reset":
             self.session.rewind(0)
             self.messages, self.last = [], None
+            print("[a new conversation]", file=sys.stderr)
         elif name == "/stats":
             print(_statistics(self.session, self.last), file=sys.stderr)
         elif name == "/draft":
@@ -67,6 +68,7 @@ class Chat:
             if not argument:
                 raise ValueError("/save needs the name of a file")
             self.session.save(Path(argument))
+            print(f"[saved to {argument}]", file=sys.stderr)
         else:
             raise ValueError(f"{name} is no command; there are {HELP}")
         return True
@@ -82,6 +84,7 @@ class Chat:
             raise ValueError(f"drafting is off: {pair.off_reason}")
         schedule = None if count is None else "constant"
         self.session.policy = choose_policy(pair.manifest.drafter, count, schedule, self.drafter)
+        print(f"[draft tokens {'auto' if count is None else count}]", file=sys.stderr)
 
 
 class _Display:

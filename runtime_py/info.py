@@ -4,7 +4,7 @@ from pathlib import Path
 
 from . import manifest as contract
 from .files import check_sizes
-from .manifest import BackendSpec, KVSpec, Manifest
+from .manifest import BackendSpec, KVSpec, Manifest, TableSpec
 from .memory import cache_bytes, cast_bytes
 
 
@@ -31,8 +31,10 @@ def _model(manifest: Manifest) -> dict[str, str]:
         "target": f"{target.num_layers} layers ({target.num_own_kv_layers} with their own KV), "
         f"hidden {target.hidden_size}, vocabulary {target.vocab_size}",
         "drafter": f"{len(drafter.layer_types)} layers, hidden {drafter.hidden_size}, {head}; "
-        f"{drafter.num_draft_tokens} drafts, {drafter.schedule}",
+        f"its own draft tokens {drafter.num_draft_tokens}, {drafter.schedule}, are used with --schedule",
         "context": f"{target.max_context_tokens} tokens, window {manifest.kv.window}",
+        "per-layer table": _table(target.per_layer_table),
+        **({"drafter's head": _table(drafter.centroid_head.table)} if drafter.centroid_head else {}),
         "memory": f"tables {memory.tables_bytes / 1e6:.1f} MB mapped; KV in {manifest.kv.dtype}: {kv}",
         "stop tokens": ", ".join(map(str, manifest.tokens.eos)),
         "sampling defaults": f"do_sample {sampling.do_sample}, temperature {sampling.temperature}, "
@@ -45,10 +47,19 @@ def _model(manifest: Manifest) -> dict[str, str]:
     }
 
 
+def _table(spec: TableSpec) -> str:
+    """Blocks of values with one scale; its bytes with the scales."""
+    size = spec.data.size_bytes + (spec.scales.size_bytes if spec.scales else 0)
+    scales = f", a scale for {spec.block} values" if spec.scales else ""
+    return f"{spec.bits} bit{scales}, {size / 1e6:.1f} MB"
+
+
 def _kv_bytes(spec: KVSpec, tokens: int) -> str:
     """Of the rows and of what a step casts of them."""
     cast = cast_bytes(spec, tokens)
-    return f"{cache_bytes(spec, tokens, 0) / 1e6:.1f} MB" + (f" (+ {cast / 1e6:.1f} cast)" if cast else "")
+    return f"{cache_bytes(spec, tokens, 0) / 1e6:.1f} MB" + (
+        f" + {cast / 1e6:.1f} MB for a step's float32 copy" if cast else ""
+    )
 
 
 def _backends(manifest: Manifest) -> dict[str, str]:
@@ -63,7 +74,8 @@ def _backend(spec: BackendSpec) -> str:
         else "not row-invariant: drafted text may differ from plain text in near ties"
     )
     return (
-        f"{quality.title}, weights {spec.weights_bytes / 1e6:.1f} MB, context {spec.max_context_tokens}, "
+        f"{quality.title}, graphs {spec.weights_bytes / 1e6:.1f} MB, token table {_table(spec.token_table)}, "
+        f"context {spec.max_context_tokens}, "
         f"{quality.quantized_share:.1%} of the bytes quantized, worst error {quality.worst_relative_error:.4f} "
         f"({quality.worst_tensor}), per-layer table {quality.per_layer_bits} bit, error "
         f"{quality.per_layer_relative_error:.4f}, {invariance}"

@@ -197,7 +197,7 @@ class QuantSpecSummary:
     @property
     def title(self) -> str:
         """The recipe, with what was chosen beside it."""
-        return f"{self.recipe} ple 4" if self.per_layer_bits == 4 else self.recipe
+        return f"{self.recipe}, ple-bits 4" if self.per_layer_bits == 4 else self.recipe
 
 
 @dataclass(frozen=True)

@@ -206,8 +206,12 @@ def lines(told: dict) -> list[str]:
         ),
         *([f"draft one token {_ms(draft)}  {told['draft_ratio']:.2f}x"] if draft else []),
         *([BUSY_NOTE] if told["busy"] else []),
-        f"verdict{' on a busy machine, uncertain' if told['busy'] else ''}: {told['verdict']}",
+        verdict_line(told),
     ]
+
+
+def verdict_line(told: dict) -> str:
+    return f"verdict{' on a busy machine, uncertain' if told['busy'] else ''}: {told['verdict']}"
 
 
 def _ms(entry: dict) -> str:

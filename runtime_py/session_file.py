@@ -44,6 +44,8 @@ def read(path: Path, manifest: Manifest, backend: str, cache: KVCache) -> list[i
     except SafetensorError as error:
         raise ValueError(f"{path}: no session file ({error})") from None
     for name, value in _writer(manifest, backend).items():
+        if name == "bundle" and name in metadata and metadata[name] != value:
+            raise ValueError(f"{path}: another bundle wrote it; give it to that one, or start a new session")
         if metadata.get(name) != value:
             raise ValueError(f"{path}: {name} is {metadata.get(name, 'missing')}, not {value}; start a new session")
     try:

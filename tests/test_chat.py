@@ -77,6 +77,8 @@ def test_commands(bundle, tmp_path):
     result = chat(bundle, "\n".join(lines))
     first = api_replies(bundle, FIRST)[0]
     assert (result.returncode, result.stdout) == (0, f"{first}\n{first}\n")
+    told = [line for line in result.stderr.splitlines() if line.startswith("[") and not line.startswith("[context")]
+    assert told == ["[draft tokens 0]", "[draft tokens 4]", "[a new conversation]", f"[saved to {path}]"]
     stats = [line for line in result.stderr.splitlines() if line.startswith("[context")]
     assert "draft tokens auto, last reply" in stats[0] and "drafts accepted" in stats[0]
     assert "draft tokens 0, last reply" in stats[1]

@@ -247,7 +247,7 @@ def test_commands_of_the_readme(tmp_path):
     bundle = tmp_path / "bundle"
     lines = [
         line
-        for line in (ROOT / "README.md").read_text().splitlines()
+        for line in (ROOT / "README.md").read_text().split("## Use\n")[1].split("\n## ")[0].splitlines()
         if re.match(r"(echo '[^']*' \| )?python -m ", line)
     ]
     assert [line.split()[2:4] for line in lines[:2]] == [["export", "tiny"], ["runtime_py", "generate"]]
@@ -274,5 +274,8 @@ def test_info_describes_the_bundle(bundle):
         f"{manifest['target']['max_context_tokens']} tokens",
         "int8",
         "onnx/drafter.onnx",
+        f"its own draft tokens {manifest['drafter']['num_draft_tokens']}, constant",
+        "token table 8 bit, a scale for 64 values",
+        "per-layer table",
     ):
         assert fact in result.stdout

@@ -267,7 +267,7 @@ def test_reported_errors_and_share(pair_of, tmp_path, recipe, ple_bits, forms):
     assert (quality.worst_tensor, quality.worst_relative_error) == (worst.name, worst.relative)
     per_layer = reported[PER_LAYER]
     assert (quality.per_layer_bits, quality.per_layer_relative_error) == (per_layer.bits, per_layer.relative)
-    assert quality.title == ("small ple 4" if recipe == "small" else "int4")
+    assert quality.title == ("small, ple-bits 4" if recipe == "small" else "int4")
     tensors = [*weights.items(), *draft.items()]
     plain = ("norm.weight", "layernorm.weight", "layer_scalar", "centroids.weight", "token_ordering")
     total = sum(tensor.nbytes for _, tensor in tensors)

@@ -321,7 +321,7 @@ def test_saved_session_of_another_bundle_or_a_damaged_one_is_refused(pair, tmp_p
     session.save(path)
     before = list(session.ids)
     others = {
-        "bundle is ": dataclasses.replace(pair, manifest=dataclasses.replace(pair.manifest, name="other")),
+        "another bundle wrote it": dataclasses.replace(pair, manifest=dataclasses.replace(pair.manifest, name="other")),
         f"backend is {pair.backend}, not another": dataclasses.replace(pair, backend="another"),
     }
     for message, other in others.items():
