@@ -32,6 +32,10 @@ public final class Json {
         return value;
     }
 
+    static Object value(JsonReader json) {
+        return value(json, 0);
+    }
+
     private static Object value(JsonReader json, int depth) {
         if (depth > MAX_DEPTH) {
             throw new ValueError("objects and arrays are nested deeper than " + MAX_DEPTH);

@@ -1,0 +1,47 @@
+"""The Java core of android_demo in a JVM of its own, at the end of a pipe: CoreTests.java answers what is asked."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CORE = ROOT / "android_demo/core"
+needs_jdk = pytest.mark.skipif(not (shutil.which("javac") and shutil.which("java")), reason="no JDK: javac is not here")
+
+
+class Refused(ValueError):
+    """The sentence of a ValueError in Java."""
+
+
+class Jvm:
+    """Requests to CoreTests.java; see its `answer`."""
+
+    def __init__(self, classes: Path):
+        command = ["java", "-Xmx512m", "-ea", "-cp", str(classes), "gemma4.mtp.CoreTests"]
+        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def ask(self, do: str, **values: object) -> object:
+        """The answer's value. Refused with the sentence where the core refuses."""
+        self._process.stdin.write(json.dumps({"do": do, **values}).encode("ascii") + b"\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, "the JVM has ended; its error is on stderr"
+        answer = json.loads(line)
+        if "error" in answer:
+            raise Refused(answer["error"])
+        return answer["ok"]
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        assert self._process.wait(30) == 0
+
+
+def compile_core(classes: Path) -> None:
+    """The core and its tests as Java 8, without a warning."""
+    sources = sorted(str(path) for path in CORE.rglob("*.java"))
+    command = ["javac", "-Xlint:all,-options", "-Werror", "--release", "8", "-d", str(classes), *sources]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
