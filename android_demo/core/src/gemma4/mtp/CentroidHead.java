@@ -25,8 +25,10 @@ final class CentroidHead {
         }
     }
 
-    /** hidden [h] -> the token with the largest logit. Sums are in double: they may differ from another host's in the last
-     * bits of a float32, which only a tie of two drafts can show, and the text never. */
+    /**
+     * hidden [h] -> the token with the largest logit. Sums are in double: they may differ from another host's in the
+     * last bits of a float32, which only a tie of two drafts can show, and the text never.
+     */
     int token(float[] hidden) {
         float[] values = new float[table.stored()];
         float[] scales = new float[table.blocks()];

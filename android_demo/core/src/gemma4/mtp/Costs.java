@@ -8,7 +8,8 @@ import java.util.Map;
 
 /**
  * How many tokens to draft, learned while running: what a verify of r rows costs, what a draft costs, which drafts are
- * accepted. The same record, constants and arithmetic as runtime_py/costs.py, whose comments say why. All times are seconds.
+ * accepted. The same record, constants and arithmetic as runtime_py/costs.py, whose comments say why. All times are
+ * seconds.
  */
 public final class Costs {
     public static final int MAX_DRAFT_TOKENS = 16;
@@ -49,7 +50,10 @@ public final class Costs {
         }
     }
 
-    /** source null: no drafts. probe: this is not what is expected to be fastest; loss: tokens expected to be lost by it. */
+    /**
+     * source null: no drafts. probe: this is not what is expected to be fastest; loss: tokens expected to be lost by
+     * it.
+     */
     static final class Plan {
         static final Plan PLAIN = new Plan(null, 0, false, 0);
 
@@ -270,8 +274,8 @@ public final class Costs {
             verify[best.count] / verify[0], (best.tokens - 1) / best.count);
         String speedup = String.format(Locale.ROOT, "%.2fx of plain", best.speedup);
         if (best.speedup > 1) {
-            return "drafting pauses: its last rounds took longer than plain decoding would have, against its means (" + means
-                + ": " + speedup + "); other programs may keep the machine busy";
+            return "drafting pauses: its last rounds took longer than plain decoding would have, against its means ("
+                + means + ": " + speedup + "); other programs may keep the machine busy";
         }
         return "drafting does not pay: " + means + ", expected " + speedup;
     }

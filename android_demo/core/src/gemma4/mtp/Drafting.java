@@ -3,7 +3,9 @@ package gemma4.mtp;
 import java.util.LinkedHashMap;
 import java.util.Map;
 
-/** The drafts of one text with their measured times. Each round: `propose`, the caller verifies and commits, `settle`. */
+/**
+ * The drafts of one text with their measured times. Each round: `propose`, the caller verifies and commits, `settle`.
+ */
 final class Drafting {
     private static final int[] NONE = {};
 

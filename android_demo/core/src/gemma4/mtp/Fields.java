@@ -8,8 +8,8 @@ import java.util.Map;
 import java.util.TreeSet;
 
 /**
- * A JSON object read strictly as a record: every key present, none unknown, no type bent. ValueErrors name the place, in
- * the words of runtime_py/strict_json.py. Fields are read in the order of the record, so that the same one is named.
+ * A JSON object read strictly as a record: every key present, none unknown, no type bent. ValueErrors name the place,
+ * in the words of runtime_py/strict_json.py. Fields are read in the order of the record, so that the same one is named.
  */
 final class Fields {
     private final Map<?, ?> values;

@@ -11,7 +11,8 @@ import java.util.Map;
 /**
  * The two graphs of the target and its embedding tables.
  *
- * Legend: T rows run, R rows asked for (all or the last), H hidden size, d per-layer input size, g query heads per kv head.
+ * Legend: T rows run, R rows asked for (all or the last), H hidden size, d per-layer input size, g query heads per kv
+ * head.
  */
 public final class GraphTarget implements Target {
     private final Manifest manifest;

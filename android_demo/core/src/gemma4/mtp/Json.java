@@ -100,7 +100,8 @@ public final class Json {
 
     /** The first `count` code points. */
     public static String first(String text, int count) {
-        return text.codePointCount(0, text.length()) <= count ? text : text.substring(0, text.offsetByCodePoints(0, count));
+        return text.codePointCount(0, text.length()) <= count ? text
+                                                              : text.substring(0, text.offsetByCodePoints(0, count));
     }
 
     private static String quoted(String text) {
@@ -165,7 +166,8 @@ public final class Json {
         digits = digits.replaceAll("0+$", "");
         if (exponent < -4 || exponent >= 16) {
             String rest = digits.length() > 1 ? "." + digits.substring(1) : "";
-            return String.format("%s%s%se%s%02d", sign, digits.charAt(0), rest, exponent < 0 ? "-" : "+", Math.abs(exponent));
+            return String.format(
+                "%s%s%se%s%02d", sign, digits.charAt(0), rest, exponent < 0 ? "-" : "+", Math.abs(exponent));
         }
         String plain = new BigDecimal(new BigInteger(digits), digits.length() - 1 - exponent).toPlainString();
         return sign + (plain.contains(".") ? plain : plain + ".0");

@@ -5,8 +5,8 @@ import java.io.Reader;
 import java.math.BigInteger;
 
 /**
- * Strict JSON from a stream of characters, a value at a time, so that a vocabulary needs no tree. It accepts what Python's
- * json does and says what is wrong in the same words: positions count code points. Errors are ValueErrors.
+ * Strict JSON from a stream of characters, a value at a time, so that a vocabulary needs no tree. It accepts what
+ * Python's json does and says what is wrong in the same words: positions count code points. Errors are ValueErrors.
  */
 public final class JsonReader {
     private static final int LOOKAHEAD = 16; // characters that a decision may need

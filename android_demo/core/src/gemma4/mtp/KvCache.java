@@ -11,11 +11,11 @@ import java.util.Map;
 /**
  * KV cache of committed rows. It owns the position: a row comes in by `commit` only, so a rejected row never lands.
  *
- * The text is cut into chunks of C positions. Rows of closed chunks are the past, the open chunk is the tail: a token sees
- * every key at the same place of the same sum, alone or in a block, as long as no call crosses a chunk's end (`room`).
- * Full layers keep a row per position; sliding layers a ring of the last W rows of closed chunks (slot = position mod W);
- * the sliding donor also a ring of the last W rows of all, which the drafter reads. Rows narrower than float32 are made
- * from their float32 rows, which stay until their chunk closes. See runtime_py/cache.py.
+ * The text is cut into chunks of C positions. Rows of closed chunks are the past, the open chunk is the tail: a token
+ * sees every key at the same place of the same sum, alone or in a block, as long as no call crosses a chunk's end
+ * (`room`). Full layers keep a row per position; sliding layers a ring of the last W rows of closed chunks (slot =
+ * position mod W); the sliding donor also a ring of the last W rows of all, which the drafter reads. Rows narrower than
+ * float32 are made from their float32 rows, which stay until their chunk closes. See runtime_py/cache.py.
  *
  * Legend: P past rows, T new rows, C rows of a chunk, W window, g query heads per kv head.
  */
@@ -119,8 +119,8 @@ public final class KvCache {
     }
 
     /**
-     * Where T = rows new tokens stand, at most `room`: additive masks, a row per (token, query head of a group), but one row
-     * for all in mask_past_full; place [C, T], 1 at the slot of each new row.
+     * Where T = rows new tokens stand, at most `room`: additive masks, a row per (token, query head of a group), but
+     * one row for all in mask_past_full; place [C, T], 1 at the slot of each new row.
      */
     Map<String, Tensor> layout(int rows) {
         if (rows < 1 || rows > room()) {
@@ -135,7 +135,8 @@ public final class KvCache {
         layout.put("mask_past_sliding", mask(rows, old, window));
         layout.put("mask_tail_sliding", mask(rows, open, window));
         layout.put("mask_tail_full", mask(rows, open, Integer.MAX_VALUE));
-        layout.put("mask_past_full", start() > 0 ? firstColumns(fullMask, start()) : Tensor.floats(new float[] {MASKED}, 1, 1));
+        layout.put("mask_past_full",
+            start() > 0 ? firstColumns(fullMask, start()) : Tensor.floats(new float[] {MASKED}, 1, 1));
         float[] place = new float[chunk * rows];
         for (int row = 0; row < rows; row++) {
             place[(length - start() + row) * rows + row] = 1;
@@ -249,7 +250,8 @@ public final class KvCache {
     /** Forget the rows from `rows` on: the cache is, bit for bit, what it was. ValueError if it holds too little. */
     public void rewind(int rows) {
         if (!holds(rows)) {
-            throw new ValueError("the cache of " + length + " rows cannot be rewound to " + rows + "; run the text again");
+            throw new ValueError(
+                "the cache of " + length + " rows cannot be rewound to " + rows + "; run the text again");
         }
         if (rows == length) {
             return;

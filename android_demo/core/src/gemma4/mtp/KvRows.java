@@ -4,8 +4,8 @@ import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 
 /**
- * Rows of keys and values: one direct buffer for each part of a dtype (k and v; of int8 also their scales), each row of a
- * part contiguous. A row is made from its float32 row alone, so that it has the same bits whenever it is made.
+ * Rows of keys and values: one direct buffer for each part of a dtype (k and v; of int8 also their scales), each row of
+ * a part contiguous. A row is made from its float32 row alone, so that it has the same bits whenever it is made.
  */
 final class KvRows {
     final String dtype;
@@ -60,7 +60,10 @@ final class KvRows {
         }
     }
 
-    /** The rows of positions from `position` on, each to slot position mod capacity; of more than fit the last ones stay. */
+    /**
+     * The rows of positions from `position` on, each to slot position mod capacity; of more than fit the last ones
+     * stay.
+     */
     void copyRing(int position, KvRows source, int from, int count) {
         int dropped = Math.max(0, count - capacity);
         for (int done = dropped; done < count;) {

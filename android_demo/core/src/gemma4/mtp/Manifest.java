@@ -26,8 +26,8 @@ import java.util.List;
 import java.util.Map;
 
 /**
- * What manifest.json holds, as records: the same fields, checks and sentences as runtime_py/manifest.py, whose docstrings
- * say what they mean. What the host does not use is read all the same, so that a manifest is refused alike.
+ * What manifest.json holds, as records: the same fields, checks and sentences as runtime_py/manifest.py, whose
+ * docstrings say what they mean. What the host does not use is read all the same, so that a manifest is refused alike.
  */
 public final class Manifest {
     public static final int SCHEMA_VERSION = 3;
@@ -60,8 +60,8 @@ public final class Manifest {
     public final Map<String, FileSpec> files = new LinkedHashMap<>();
 
     private Manifest(Object value) {
-        Fields f = new Fields(value, "", "schema_version", "name", "target", "drafter", "kv", "graphs", "backends", "tokens",
-            "sampling", "memory", "checkpoints", "versions", "files");
+        Fields f = new Fields(value, "", "schema_version", "name", "target", "drafter", "kv", "graphs", "backends",
+            "tokens", "sampling", "memory", "checkpoints", "versions", "files");
         f.integer("schema_version");
         name = f.string("name");
         target = new TargetSpec(f.get("target"), "target");
@@ -75,7 +75,8 @@ public final class Manifest {
         }
         tokens = new TokensSpec(f.get("tokens"), "tokens");
         sampling = new SamplingSpec(f.get("sampling"), "sampling");
-        Fields memory = new Fields(f.get("memory"), "memory", "tables_bytes", "kv_sliding_bytes", "kv_full_bytes_per_token");
+        Fields memory =
+            new Fields(f.get("memory"), "memory", "tables_bytes", "kv_sliding_bytes", "kv_full_bytes_per_token");
         memory.integer("tables_bytes");
         memory.integer("kv_sliding_bytes");
         memory.integer("kv_full_bytes_per_token");
@@ -102,18 +103,19 @@ public final class Manifest {
     public static Manifest load(File bundle) {
         File path = new File(bundle, NAME);
         if (!bundle.isDirectory()) {
-            throw new ValueError(bundle + ": no " + NAME
-                + ": no such folder; give the one that an export wrote, or export it again");
+            throw new ValueError(
+                bundle + ": no " + NAME + ": no such folder; give the one that an export wrote, or export it again");
         }
         if (!path.isFile()) {
-            throw new ValueError(bundle + ": no " + NAME + ": not a bundle, or its export did not finish; export it again");
+            throw new ValueError(
+                bundle + ": no " + NAME + ": not a bundle, or its export did not finish; export it again");
         }
         try {
             Object data = Json.parse(readText(path));
-            Object version = data instanceof Map ? ((Map<?, ?>) data).get("schema_version") : null;
+            Object version = data instanceof Map ? ((Map < ?, ? >) data).get("schema_version") : null;
             if (!Long.valueOf(SCHEMA_VERSION).equals(version) && !Double.valueOf(SCHEMA_VERSION).equals(version)) {
-                throw new ValueError("schema_version is " + Json.repr(version) + ", this runtime reads " + SCHEMA_VERSION
-                    + "; export the bundle again");
+                throw new ValueError("schema_version is " + Json.repr(version) + ", this runtime reads "
+                    + SCHEMA_VERSION + "; export the bundle again");
             }
             Manifest manifest = new Manifest(data);
             ManifestRules.check(manifest);
@@ -158,8 +160,8 @@ public final class Manifest {
         Map<String, String> paths = graphs.get(graph).files;
         if (!paths.containsKey(backend)) {
             String held = ManifestRules.join(paths.keySet());
-            throw new ValueError("the bundle has " + graph + " for " + (held.isEmpty() ? "no backend" : held) + ", not for "
-                + backend + "; export it");
+            throw new ValueError("the bundle has " + graph + " for " + (held.isEmpty() ? "no backend" : held)
+                + ", not for " + backend + "; export it");
         }
         List<String> found = new ArrayList<>();
         for (String file : files.keySet()) {
@@ -174,7 +176,10 @@ public final class Manifest {
         return DTYPES;
     }
 
-    /** Parts of committed rows of a dtype: k, v [rows, kv, D]; of int8 also float32 scales [rows, kv]. Null: no such dtype. */
+    /**
+     * Parts of committed rows of a dtype: k, v [rows, kv, D]; of int8 also float32 scales [rows, kv]. Null: no such
+     * dtype.
+     */
     static String[] kvParts(String dtype) {
         if (dtype.equals("int8")) {
             return new String[] {"k", "v", "k_scale", "v_scale"};
@@ -185,8 +190,11 @@ public final class Manifest {
     private static String readText(File path) {
         ByteBuffer bytes = ByteBuffer.wrap(readBytes(path));
         try {
-            String text = UTF_8.newDecoder().onMalformedInput(CodingErrorAction.REPORT)
-                .onUnmappableCharacter(CodingErrorAction.REPORT).decode(bytes).toString();
+            String text = UTF_8.newDecoder()
+                              .onMalformedInput(CodingErrorAction.REPORT)
+                              .onUnmappableCharacter(CodingErrorAction.REPORT)
+                              .decode(bytes)
+                              .toString();
             return text.replace("\r\n", "\n").replace('\r', '\n');
         } catch (CharacterCodingException error) {
             throw new ValueError("the file is no UTF-8 text: byte " + bytes.position() + " is wrong");

@@ -13,8 +13,10 @@ import java.util.LinkedHashMap;
 import java.util.Map;
 import java.util.TreeSet;
 
-/** What the types of a manifest cannot say: names that must exist, paths that must stay inside the bundle, sizes that
- * agree; the rules and sentences of runtime_py/manifest.py, in its order. */
+/**
+ * What the types of a manifest cannot say: names that must exist, paths that must stay inside the bundle, sizes that
+ * agree; the rules and sentences of runtime_py/manifest.py, in its order.
+ */
 final class ManifestRules {
     private static final String[] GRAPHS = {"self_decoder", "cross_decoder", "drafter"};
 
@@ -124,19 +126,23 @@ final class ManifestRules {
     private static void checkTable(TableSpec table, BigInteger columns, String where) {
         String dtype = table.data.dtype;
         boolean fits = table.bits == 4 ? dtype.equals("uint8")
-            : table.bits == 8 ? dtype.equals("int8") || dtype.equals("uint8") : table.bits == 32 && dtype.equals("float32");
+            : table.bits == 8          ? dtype.equals("int8") || dtype.equals("uint8")
+                                       : table.bits == 32 && dtype.equals("float32");
         if (!fits) {
             throw new ValueError(where + ": " + table.bits + " bits and dtype " + dtype + " do not go together");
         }
         long stored = table.data.shape[1] * (table.bits == 4 ? 2 : 1);
         if (!BigInteger.valueOf(table.columns).equals(columns) || stored < table.columns) {
-            throw new ValueError(where + ": has " + table.columns + " columns of " + stored + " stored, expected " + columns);
+            throw new ValueError(
+                where + ": has " + table.columns + " columns of " + stored + " stored, expected " + columns);
         }
         if (table.block < 1 || (table.scales == null) != (table.bits == 32)) {
-            throw new ValueError(where + ": block " + table.block + ", " + table.bits + " bits and scales do not go together");
+            throw new ValueError(
+                where + ": block " + table.block + ", " + table.bits + " bits and scales do not go together");
         }
         if (table.scales != null) {
-            long[] want = {table.data.shape[0], table.columns / table.block + (table.columns % table.block > 0 ? 1 : 0)};
+            long[] want = {
+                table.data.shape[0], table.columns / table.block + (table.columns % table.block > 0 ? 1 : 0)};
             if (!Arrays.equals(table.scales.shape, want)) {
                 throw new ValueError(where + ": scales " + tuple(table.scales.shape) + " do not fit rows of " + columns
                     + " in blocks of " + table.block);
@@ -170,8 +176,8 @@ final class ManifestRules {
             Long index = manifest.kv.donors.get(kind);
             KVLayerSpec donor = index == null ? null : layers.get(index);
             if (donor == null || !donor.type.equals(kind)) {
-                throw new ValueError("kv.donors." + kind + ": " + Json.repr(index) + " is no " + kind
-                    + " layer with its own KV");
+                throw new ValueError(
+                    "kv.donors." + kind + ": " + Json.repr(index) + " is no " + kind + " layer with its own KV");
             }
             checkFrequencies("target", manifest.target.invFreq.get(kind), kind, donor);
             checkFrequencies("drafter", manifest.drafter.invFreq.get(kind), kind, donor);
@@ -208,8 +214,8 @@ final class ManifestRules {
         for (Map.Entry<String, BackendSpec> backend : manifest.backends.entrySet()) {
             long tokens = backend.getValue().maxContextTokens;
             if (tokens < 1 || tokens > manifest.target.maxContextTokens) {
-                throw new ValueError("backends." + backend.getKey() + ".max_context_tokens: " + tokens + " is outside 1.."
-                    + manifest.target.maxContextTokens);
+                throw new ValueError("backends." + backend.getKey() + ".max_context_tokens: " + tokens
+                    + " is outside 1.." + manifest.target.maxContextTokens);
             }
         }
         String schedule = manifest.drafter.schedule;
@@ -231,8 +237,8 @@ final class ManifestRules {
         long rows = head.tokenOrdering.shape[1];
         long[] centroids = {clusters, manifest.drafter.hiddenSize};
         if (clusters * rows != manifest.target.vocabSize || !Arrays.equals(head.centroids.shape, centroids)) {
-            throw new ValueError("drafter.centroid_head: " + clusters + " x " + rows + " tokens do not make a vocabulary of "
-                + manifest.target.vocabSize);
+            throw new ValueError("drafter.centroid_head: " + clusters + " x " + rows
+                + " tokens do not make a vocabulary of " + manifest.target.vocabSize);
         }
         if (head.topK < 1 || head.topK > clusters) {
             throw new ValueError("drafter.centroid_head.top_k: " + head.topK + " of " + clusters + " centroids");

@@ -8,8 +8,10 @@ import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 import java.nio.channels.FileChannel;
 
-/** A matrix inside a file, mapped; only the rows that are asked for are read. A mapping holds at most 2 GB, so that a file
- * has several, each of whole rows. */
+/**
+ * A matrix inside a file, mapped; only the rows that are asked for are read. A mapping holds at most 2 GB, so that a
+ * file has several, each of whole rows.
+ */
 final class MappedArray {
     private static final int MAPPING_BYTES = 1 << 30;
 
@@ -32,8 +34,9 @@ final class MappedArray {
             for (int i = 0; i < mappings.length; i++) {
                 long first = (long) i * rowsPerMapping;
                 long size = Math.min(rowsPerMapping, rows - first) * rowBytes;
-                mappings[i] = file.getChannel().map(FileChannel.MapMode.READ_ONLY, spec.offsetBytes + first * rowBytes, size)
-                    .order(ByteOrder.LITTLE_ENDIAN);
+                mappings[i] = file.getChannel()
+                                  .map(FileChannel.MapMode.READ_ONLY, spec.offsetBytes + first * rowBytes, size)
+                                  .order(ByteOrder.LITTLE_ENDIAN);
             }
         } catch (IOException error) {
             throw new ValueError(path + ": " + error.getMessage());

@@ -24,7 +24,8 @@ final class Numbers {
         if (exponent > 15) {
             return (short) (sign | 0x7c00);
         }
-        int shift = exponent >= -14 ? 13 : -1 - exponent; // of the fraction with its leading bit, to the unit of the result
+        int shift =
+            exponent >= -14 ? 13 : -1 - exponent; // of the fraction with its leading bit, to the unit of the result
         if (shift > 24) {
             return (short) sign;
         }

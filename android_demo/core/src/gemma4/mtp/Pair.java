@@ -22,7 +22,8 @@ public final class Pair {
     public final DraftPolicy policy;
     public final Tokenizer tokenizer;
 
-    private Pair(Manifest manifest, Target target, Drafter drafter, String offReason, DraftPolicy policy, Tokenizer tokenizer) {
+    private Pair(
+        Manifest manifest, Target target, Drafter drafter, String offReason, DraftPolicy policy, Tokenizer tokenizer) {
         this.manifest = manifest;
         this.target = target;
         this.drafter = drafter;
@@ -35,8 +36,8 @@ public final class Pair {
     public static Pair load(File bundle, DraftPolicy wanted, GraphLoader loader) {
         Manifest manifest = Manifest.load(bundle);
         if (!manifest.backends.containsKey(BACKEND)) {
-            throw new ValueError("the bundle has files for " + ManifestRules.join(manifest.backends.keySet()) + ", not for "
-                + BACKEND + "; export it with --backend all");
+            throw new ValueError("the bundle has files for " + ManifestRules.join(manifest.backends.keySet())
+                + ", not for " + BACKEND + "; export it with --backend all");
         }
         Graph selfDecoder = graph(bundle, manifest, "self_decoder", loader);
         Graph crossDecoder = graph(bundle, manifest, "cross_decoder", loader);
@@ -72,7 +73,8 @@ public final class Pair {
         File path = new File(bundle, "tokenizer.json");
         Tokenizer tokenizer = new Tokenizer(Vocabulary.load(path, manifest.tokens.special));
         if (tokenizer.size() > manifest.target.vocabSize) {
-            throw new ValueError(path + ": " + tokenizer.size() + " tokens, the model has " + manifest.target.vocabSize);
+            throw new ValueError(
+                path + ": " + tokenizer.size() + " tokens, the model has " + manifest.target.vocabSize);
         }
         return tokenizer;
     }

@@ -8,8 +8,8 @@ final class Rope {
     private Rope() {}
 
     /**
-     * cos_*, sin_* [T, D] of the positions from `first` on, both halves equal. The angle is a float32 product; its cosine and
-     * sine are taken in double and rounded, so that every host has the same bits (runtime_py/models.py).
+     * cos_*, sin_* [T, D] of the positions from `first` on, both halves equal. The angle is a float32 product; its
+     * cosine and sine are taken in double and rounded, so that every host has the same bits (runtime_py/models.py).
      */
     static Map<String, Tensor> rows(Map<String, float[]> invFreq, int first, int count) {
         Map<String, Tensor> rope = new HashMap<>();

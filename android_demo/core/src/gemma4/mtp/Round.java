@@ -1,7 +1,9 @@
 package gemma4.mtp;
 
-/** Tokens that one target call added to the text. drafted, accepted: drafts in its block, drafts that are in the text.
- * stopReason: set in the last round, "stop", "length", "context" or "cancelled". drafter: "mtp" or "ngram", or null. */
+/**
+ * Tokens that one target call added to the text. drafted, accepted: drafts in its block, drafts that are in the text.
+ * stopReason: set in the last round, "stop", "length", "context" or "cancelled". drafter: "mtp" or "ngram", or null.
+ */
 public final class Round {
     public final int[] tokens;
     public final int drafted;

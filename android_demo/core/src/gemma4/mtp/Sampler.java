@@ -6,7 +6,8 @@ import java.util.Comparator;
 /**
  * Logits -> one token, greedy or sampled: the maths and the random stream of runtime_py/sampling.py, whose docstring
  * specifies both. The draw needs the seed and the token's position alone. Weights are in double by StrictMath, alike on
- * every device; another host's exponential may differ in a last bit, which moves the bounds between tokens by some 1e-16.
+ * every device; another host's exponential may differ in a last bit, which moves the bounds between tokens by some
+ * 1e-16.
  */
 public final class Sampler {
     private static final int FEW = 256; // largest top_k that is found without sorting all logits
@@ -21,8 +22,10 @@ public final class Sampler {
         seen = sampling.repetitionPenalty == 1 ? null : new boolean[vocabSize];
     }
 
-    /** ids: the whole text before the token; logits [V] of its last token, which may be changed. ValueError if they give
-     * no token. */
+    /**
+     * ids: the whole text before the token; logits [V] of its last token, which may be changed. ValueError if they
+     * give no token.
+     */
     public int choose(IntList ids, float[] logits) {
         if (seen != null) {
             for (; covered < ids.size(); covered++) {
@@ -97,7 +100,7 @@ public final class Sampler {
 
     static Weighed weigh(float[] logits, Sampling sampling) {
         float least = 0 < sampling.topK && sampling.topK < logits.length ? largest(logits, sampling.topK)
-            : Float.NEGATIVE_INFINITY;
+                                                                         : Float.NEGATIVE_INFINITY;
         int count = 0;
         float most = Float.NEGATIVE_INFINITY;
         for (float logit : logits) {
@@ -144,8 +147,10 @@ public final class Sampler {
         return best[k - 1];
     }
 
-    /** The tokens that stay: all but those that, with every smaller one, have at most 1 - topP of the probability; of equal
-     * tokens the lower ids go first, one token always stays. */
+    /**
+     * The tokens that stay: all but those that, with every smaller one, have at most 1 - topP of the probability; of
+     * equal tokens the lower ids go first, one token always stays.
+     */
     private static boolean[] topP(final double[] weights, double topP) {
         double sum = 0;
         for (double weight : weights) {
@@ -157,7 +162,8 @@ public final class Sampler {
         int count = 0;
         double removed = 0;
         for (int i = 0; i < weights.length; i++) {
-            if (weights[i] * weights.length >= tail) { // all the others together are within the tail, and need no sorting
+            if (weights[i] * weights.length
+                >= tail) { // all the others together are within the tail, and need no sorting
                 order[count++] = i;
             } else {
                 removed += weights[i];

@@ -2,8 +2,10 @@ package gemma4.mtp;
 
 import gemma4.mtp.Specs.SamplingSpec;
 
-/** Names as in Transformers' GenerationConfig. topK 0, topP 1, minP 0 and repetitionPenalty 1 are off, temperature 0 is
- * greedy. seed: all 64 bits, unsigned. */
+/**
+ * Names as in Transformers' GenerationConfig. topK 0, topP 1, minP 0 and repetitionPenalty 1 are off, temperature 0 is
+ * greedy. seed: all 64 bits, unsigned.
+ */
 public final class Sampling {
     public static final Sampling GREEDY = new Sampling(false, 1, 0, 1, 0, 1, 0);
 
@@ -16,8 +18,8 @@ public final class Sampling {
     public final long seed;
 
     /** ValueError names a value that cannot be. */
-    public Sampling(boolean doSample, double temperature, int topK, double topP, double minP, double repetitionPenalty,
-        long seed) {
+    public Sampling(
+        boolean doSample, double temperature, int topK, double topP, double minP, double repetitionPenalty, long seed) {
         check("temperature", temperature, 0 <= temperature && !Double.isInfinite(temperature),
             "it must be at least 0; 0 is greedy");
         check("top_k", (long) topK, topK >= 0, "it must be at least 0; 0 keeps every token");

@@ -5,8 +5,8 @@ import java.util.ArrayList;
 import java.util.List;
 
 /**
- * A text with its KV rows, kept from turn to turn: each call is given the whole text, and what it has in common with the
- * text of the call before is not run again. For one thread at a time, but for `cancel`.
+ * A text with its KV rows, kept from turn to turn: each call is given the whole text, and what it has in common with
+ * the text of the call before is not run again. For one thread at a time, but for `cancel`.
  */
 public final class Session {
     /** How far behind the open chunk a conversation may be rewound without running it again. */
@@ -18,8 +18,10 @@ public final class Session {
         void round(Round round);
     }
 
-    /** reusedTokens: of the prompt, not run because their rows were held; rerunTokens: known from the call before, but run
-     * again because rows had gone. prefillS: until the first token; decodeS: from the first token to the last. */
+    /**
+     * reusedTokens: of the prompt, not run because their rows were held; rerunTokens: known from the call before, but
+     * run again because rows had gone. prefillS: until the first token; decodeS: from the first token to the last.
+     */
     public static final class Reply {
         public final int[] tokenIds;
         public final String stopReason;
@@ -30,7 +32,8 @@ public final class Session {
         public final double prefillS;
         public final double decodeS;
 
-        private Reply(int[] tokenIds, int promptTokens, int[] reused, List<Round> rounds, double prefillS, double decodeS) {
+        private Reply(
+            int[] tokenIds, int promptTokens, int[] reused, List<Round> rounds, double prefillS, double decodeS) {
             this.tokenIds = tokenIds;
             this.stopReason = rounds.get(rounds.size() - 1).stopReason;
             this.promptTokens = promptTokens;
@@ -56,7 +59,8 @@ public final class Session {
     private volatile boolean cancelled;
 
     /** drafter null: only lookup can draft. */
-    public Session(Target target, Drafter drafter, TokensSpec tokens, int maxContextTokens, int marginRows, Clock clock) {
+    public Session(
+        Target target, Drafter drafter, TokensSpec tokens, int maxContextTokens, int marginRows, Clock clock) {
         this.target = target;
         this.drafter = drafter;
         this.tokens = tokens;
@@ -92,7 +96,8 @@ public final class Session {
         if (chunks) {
             rounds.add(new Round(new int[0], 0, 0, "cancelled", null));
         } else {
-            Speculative loop = new Speculative(target, drafter, cache, ids, maxNewTokens, tokens, policy, sampling, clock);
+            Speculative loop =
+                new Speculative(target, drafter, cache, ids, maxNewTokens, tokens, policy, sampling, clock);
             for (Round round = loop.next(); round != null; round = loop.next()) {
                 boolean leaves = cancelled && round.stopReason == null;
                 first = rounds.isEmpty() ? clock.seconds() : first;
@@ -108,7 +113,9 @@ public final class Session {
         return new Reply(added, prompt.length, reused, rounds, first - started, decodeS);
     }
 
-    /** Take over the prompt, rewound to what it has in common with the text so far -> tokens reused, tokens run again. */
+    /**
+     * Take over the prompt, rewound to what it has in common with the text so far -> tokens reused, tokens run again.
+     */
     private int[] begin(int[] prompt, int maxNewTokens) {
         if (prompt.length == 0) {
             throw new ValueError("the prompt is empty; give at least one token");

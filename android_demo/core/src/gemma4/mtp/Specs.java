@@ -98,7 +98,8 @@ public final class Specs {
         public final double multiplier;
 
         TableSpec(Object value, String where) {
-            Fields f = new Fields(value, where, "data", "scales", "bits", "zero_point", "block", "columns", "multiplier");
+            Fields f =
+                new Fields(value, where, "data", "scales", "bits", "zero_point", "block", "columns", "multiplier");
             data = new ArraySpec(f.get("data"), f.at("data"));
             scales = f.isNull("scales") ? null : new ArraySpec(f.get("scales"), f.at("scales"));
             bits = f.integer("bits");
@@ -178,8 +179,8 @@ public final class Specs {
         public final TableSpec perLayerTable;
 
         TargetSpec(Object value, String where) {
-            Fields f = new Fields(value, where, "hidden_size", "vocab_size", "num_layers", "num_own_kv_layers", "query_heads",
-                "per_layer_input_size", "max_context_tokens", "inv_freq", "per_layer_table");
+            Fields f = new Fields(value, where, "hidden_size", "vocab_size", "num_layers", "num_own_kv_layers",
+                "query_heads", "per_layer_input_size", "max_context_tokens", "inv_freq", "per_layer_table");
             hiddenSize = f.integer("hidden_size");
             vocabSize = f.integer("vocab_size");
             numLayers = f.integer("num_layers");
@@ -233,8 +234,8 @@ public final class Specs {
         public final CentroidHeadSpec centroidHead;
 
         DrafterSpec(Object value, String where) {
-            Fields f = new Fields(value, where, "hidden_size", "query_heads", "layer_types", "inv_freq", "num_draft_tokens",
-                "schedule", "position_offset", "centroid_head");
+            Fields f = new Fields(value, where, "hidden_size", "query_heads", "layer_types", "inv_freq",
+                "num_draft_tokens", "schedule", "position_offset", "centroid_head");
             hiddenSize = f.integer("hidden_size");
             f.integer("query_heads");
             layerTypes = f.strings("layer_types");
@@ -242,8 +243,8 @@ public final class Specs {
             numDraftTokens = f.integer("num_draft_tokens");
             schedule = f.string("schedule");
             positionOffset = f.integer("position_offset");
-            centroidHead = f.isNull("centroid_head") ? null
-                : new CentroidHeadSpec(f.get("centroid_head"), f.at("centroid_head"));
+            centroidHead =
+                f.isNull("centroid_head") ? null : new CentroidHeadSpec(f.get("centroid_head"), f.at("centroid_head"));
         }
     }
 
@@ -304,8 +305,8 @@ public final class Specs {
         public final Map<String, Long> loadedBytes;
 
         BackendSpec(Object value, String where) {
-            Fields f = new Fields(value, where, "max_context_tokens", "token_table", "quantization", "weights_bytes",
-                "loaded_bytes");
+            Fields f = new Fields(
+                value, where, "max_context_tokens", "token_table", "quantization", "weights_bytes", "loaded_bytes");
             maxContextTokens = f.integer("max_context_tokens");
             tokenTable = new TableSpec(f.get("token_table"), f.at("token_table"));
             quantization = new QuantSpecSummary(f.get("quantization"), f.at("quantization"));

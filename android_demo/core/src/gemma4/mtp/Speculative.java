@@ -6,8 +6,8 @@ import gemma4.mtp.Specs.TokensSpec;
  * The one loop: draft -> verify -> accept, batch size 1. Plain decoding is the same loop with zero drafts.
  *
  * Invariant between rounds: the cache holds every token of `ids` but the last (pending) one, which the target chose and
- * has not yet run. A round runs [pending, d1..dK] through the target once, accepts the longest prefix of drafts that the
- * target agrees with, takes the target's own next token, and commits the rows of pending and the accepted drafts.
+ * has not yet run. A round runs [pending, d1..dK] through the target once, accepts the longest prefix of drafts that
+ * the target agrees with, takes the target's own next token, and commits the rows of pending and the accepted drafts.
  * A caller may stop after any round: ids and cache agree.
  */
 final class Speculative {
@@ -22,8 +22,10 @@ final class Speculative {
     private float[] hidden; // of the row that produced the pending token; null before the prefill
     private boolean finished;
 
-    /** Continue `ids`, which grows in place, by exactly maxNewTokens or less if a text ends. The ids may begin with rows
-     * that the cache holds. ValueError if they cannot be continued. */
+    /**
+     * Continue `ids`, which grows in place, by exactly maxNewTokens or less if a text ends. The ids may begin with
+     * rows that the cache holds. ValueError if they cannot be continued.
+     */
     Speculative(Target target, Drafter drafter, KvCache cache, IntList ids, int maxNewTokens, TokensSpec tokens,
         DraftPolicy policy, Sampling sampling, Clock clock) {
         checkRequest(target, cache, ids, maxNewTokens, cache.length());
@@ -44,7 +46,8 @@ final class Speculative {
             throw new ValueError("max_new_tokens is " + maxNewTokens + "; it must be at least 1");
         }
         if (ids.size() <= held) {
-            throw new ValueError("no token to run: the cache holds all " + ids.size() + " of the prompt; add at least one");
+            throw new ValueError(
+                "no token to run: the cache holds all " + ids.size() + " of the prompt; add at least one");
         }
         if (ids.size() > cache.maxContextTokens) {
             throw new ValueError("the prompt has " + ids.size() + " tokens, the context holds " + cache.maxContextTokens
@@ -115,9 +118,11 @@ final class Speculative {
         return new Round(ids.slice(ids.size() - added, ids.size()), drafted, accepted, reason, by);
     }
 
-    /** Append the target's tokens to ids while they are the drafts d1..dK, and the first that is not or comes after all.
-     * logits [K+1, V] of [pending, d1..dK] -> how many tokens were added, how many of them are drafts. The text ends at a
-     * stop token wherever it stands in the block. ids stay as they were if no token can be chosen. */
+    /**
+     * Append the target's tokens to ids while they are the drafts d1..dK, and the first that is not or comes after
+     * all. logits [K+1, V] of [pending, d1..dK] -> how many tokens were added, how many of them are drafts. The text
+     * ends at a stop token wherever it stands in the block. ids stay as they were if no token can be chosen.
+     */
     private int[] accept(int[] drafts, Tensor logits) {
         int start = ids.size();
         try {

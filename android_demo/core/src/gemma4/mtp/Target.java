@@ -16,7 +16,9 @@ public interface Target {
     /** Run and commit tokens whose logits nobody asks for. */
     void append(KvCache cache, int[] ids);
 
-    /** logits [R, V] and hidden [R, H] (after the final norm) of the asked rows; new KV rows [T, kv, D] of every layer. */
+    /**
+     * logits [R, V] and hidden [R, H] (after the final norm) of the asked rows; new KV rows [T, kv, D] of every layer.
+     */
     final class Output {
         final Tensor logits;
         final Tensor hidden;

@@ -4,7 +4,10 @@ import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 import java.nio.FloatBuffer;
 
-/** An array in a direct buffer of the machine's byte order, which a graph may read in place. dtype: float32, float16, int8. */
+/**
+ * An array in a direct buffer of the machine's byte order, which a graph may read in place. dtype: float32, float16,
+ * int8.
+ */
 public final class Tensor {
     public final String dtype;
     public final int[] shape;
@@ -33,7 +36,8 @@ public final class Tensor {
 
     static ByteBuffer allocate(long bytes) {
         if (bytes > Integer.MAX_VALUE) {
-            throw new ValueError("one buffer of " + bytes + " bytes is more than the 2 GB that there can be; give a smaller context");
+            throw new ValueError(
+                "one buffer of " + bytes + " bytes is more than the 2 GB that there can be; give a smaller context");
         }
         return ByteBuffer.allocateDirect((int) bytes).order(ByteOrder.nativeOrder());
     }

@@ -2,7 +2,8 @@ package gemma4.mtp;
 
 /**
  * Ids in, final text out: the pieces make up exactly what the ids decode to. A run of byte tokens is held back until it
- * ends, for one invalid byte makes replacement characters of the whole run. So a character split over tokens comes whole.
+ * ends, for one invalid byte makes replacement characters of the whole run. So a character split over tokens comes
+ * whole.
  */
 public final class TextStream {
     private final Tokenizer tokenizer;

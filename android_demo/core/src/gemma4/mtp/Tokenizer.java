@@ -9,10 +9,10 @@ import java.util.HashMap;
 import java.util.Map;
 
 /**
- * Byte-pair encoding with byte fallback, as a tokenizer.json of Gemma describes it: special tokens are cut out of the raw
- * text, spaces become U+2581, runs of line breaks and runs of other characters are words, and in a word the pair with the
- * lowest rank is merged first. Characters outside the vocabulary are their UTF-8 bytes. The same ids and texts as the
- * package `tokenizers` gives.
+ * Byte-pair encoding with byte fallback, as a tokenizer.json of Gemma describes it: special tokens are cut out of the
+ * raw text, spaces become U+2581, runs of line breaks and runs of other characters are words, and in a word the pair
+ * with the lowest rank is merged first. Characters outside the vocabulary are their UTF-8 bytes. The same ids and texts
+ * as the package `tokenizers` gives.
  */
 public final class Tokenizer {
     private static final char SPACE = '\u2581';
@@ -55,8 +55,8 @@ public final class Tokenizer {
             boolean pair = Character.isHighSurrogate(text.charAt(i)) && i + 1 < text.length()
                 && Character.isLowSurrogate(text.charAt(i + 1));
             if (Character.isSurrogate(text.charAt(i)) && !pair) {
-                throw new ValueError("character " + text.codePointCount(0, i)
-                    + " of the text is no Unicode character; give UTF-8 text");
+                throw new ValueError(
+                    "character " + text.codePointCount(0, i) + " of the text is no Unicode character; give UTF-8 text");
             }
             i += pair ? 1 : 0;
         }
@@ -240,7 +240,9 @@ public final class Tokenizer {
         return token.charAt(3) > 'f' || token.charAt(4) > 'f' || high < 0 || low < 0 ? -1 : high * 16 + low;
     }
 
-    /** The text of ids without special tokens. A run of byte tokens that is no UTF-8 is a replacement character a byte. */
+    /**
+     * The text of ids without special tokens. A run of byte tokens that is no UTF-8 is a replacement character a byte.
+     */
     public String decode(int[] ids) {
         StringBuilder text = new StringBuilder();
         ByteArrayOutputStream run = new ByteArrayOutputStream();
@@ -263,7 +265,10 @@ public final class Tokenizer {
         byte[] bytes = run.toByteArray();
         run.reset();
         try {
-            return Manifest.UTF_8.newDecoder().onMalformedInput(CodingErrorAction.REPORT).decode(ByteBuffer.wrap(bytes)).toString();
+            return Manifest.UTF_8.newDecoder()
+                .onMalformedInput(CodingErrorAction.REPORT)
+                .decode(ByteBuffer.wrap(bytes))
+                .toString();
         } catch (CharacterCodingException error) {
             char[] unknown = new char[bytes.length];
             Arrays.fill(unknown, '\ufffd');

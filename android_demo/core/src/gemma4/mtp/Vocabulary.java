@@ -13,8 +13,8 @@ import java.util.Map;
 import java.util.TreeMap;
 
 /**
- * Tokens and merges of a tokenizer.json, read as a stream: a pair of ids -> its rank, in an open hash table of primitives.
- * What the file asks for beyond Gemma's form is refused by name.
+ * Tokens and merges of a tokenizer.json, read as a stream: a pair of ids -> its rank, in an open hash table of
+ * primitives. What the file asks for beyond Gemma's form is refused by name.
  */
 public final class Vocabulary {
     private static final String SPLIT_LINES = "\\n+|[^\\n]+";
@@ -35,10 +35,14 @@ public final class Vocabulary {
 
     private Vocabulary() {}
 
-    /** names: special tokens by what they are called; they are special whatever the file says. ValueError names the file. */
+    /**
+     * names: special tokens by what they are called; they are special whatever the file says. ValueError names the
+     * file.
+     */
     public static Vocabulary load(File path, Map<String, String> names) {
         Vocabulary vocabulary = new Vocabulary();
-        try (Reader reader = new BufferedReader(new InputStreamReader(new FileInputStream(path), Manifest.UTF_8), 1 << 16)) {
+        try (Reader reader =
+                 new BufferedReader(new InputStreamReader(new FileInputStream(path), Manifest.UTF_8), 1 << 16)) {
             vocabulary.read(new JsonReader(reader));
             vocabulary.finish(names);
         } catch (ValueError | IOException error) {
@@ -128,7 +132,8 @@ public final class Vocabulary {
         int id = Numbers.toInt(Fields.integer(token.get("id"), "id"), "id");
         for (String rule : new String[] {"single_word", "lstrip", "rstrip", "normalized"}) {
             if (!Boolean.FALSE.equals(token.get(rule))) {
-                throw new ValueError("added token " + Json.repr(content) + " is " + rule + ", which is not supported here");
+                throw new ValueError(
+                    "added token " + Json.repr(content) + " is " + rule + ", which is not supported here");
             }
         }
         if (content.isEmpty()) {
@@ -153,7 +158,8 @@ public final class Vocabulary {
         if (splitter == null) {
             return false;
         }
-        String spaces = "{'type': 'Split', 'pattern': {'String': ' '}, 'behavior': 'MergedWithPrevious', 'invert': False}";
+        String spaces =
+            "{'type': 'Split', 'pattern': {'String': ' '}, 'behavior': 'MergedWithPrevious', 'invert': False}";
         if (Json.repr(splitter).equals(spaces)) {
             return false; // there are none left
         }
@@ -163,8 +169,9 @@ public final class Vocabulary {
     }
 
     private static void checkDecoder(Object decoder) {
-        supported("decoder", decoder, "{'type': 'Sequence', 'decoders': [{'type': 'Replace', 'pattern': {'String': '\u2581'}, "
-            + "'content': ' '}, {'type': 'ByteFallback'}, {'type': 'Fuse'}]}");
+        supported("decoder", decoder,
+            "{'type': 'Sequence', 'decoders': [{'type': 'Replace', 'pattern': {'String': '\u2581'}, "
+                + "'content': ' '}, {'type': 'ByteFallback'}, {'type': 'Fuse'}]}");
     }
 
     private static boolean supported(String what, Object found, String known) {
@@ -197,7 +204,8 @@ public final class Vocabulary {
                 throw unsupported(entry.getKey(), settings.get(entry.getKey()));
             }
         }
-        for (String none : new String[] {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges"}) {
+        for (String none :
+            new String[] {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges"}) {
             if (settings.get(none) != null && !Boolean.FALSE.equals(settings.get(none))) {
                 throw unsupported(none, settings.get(none));
             }

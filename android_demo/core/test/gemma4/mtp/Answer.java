@@ -4,8 +4,10 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
 
-/** JSON that tests write: Map, List, String, numbers, Boolean, null and arrays of numbers. Characters beyond ASCII are
- * escaped, half characters too. */
+/**
+ * JSON that tests write: Map, List, String, numbers, Boolean, null and arrays of numbers. Characters beyond ASCII are
+ * escaped, half characters too.
+ */
 final class Answer {
     private Answer() {}
 

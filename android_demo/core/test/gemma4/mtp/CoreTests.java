@@ -12,8 +12,10 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 
-/** The core at the end of a pipe: a request a line, an answer a line, both JSON. tests/test_android_core.py asks, and holds
- * the answers against runtime_py's. An answer is {"error": sentence} where the core refuses. */
+/**
+ * The core at the end of a pipe: a request a line, an answer a line, both JSON. tests/test_android_core.py asks, and
+ * holds the answers against runtime_py's. An answer is {"error": sentence} where the core refuses.
+ */
 final class CoreTests {
     private final Map<String, Tokenizer> tokenizers = new LinkedHashMap<>();
     private final List<Pair> pairs = new ArrayList<>();
@@ -209,9 +211,9 @@ final class CoreTests {
     }
 
     private static Sampling sampling(Request request) {
-        return new Sampling((Boolean) request.values.get("do_sample"), request.number("temperature"), request.integer("top_k"),
-            request.number("top_p"), request.number("min_p"), request.number("repetition_penalty"),
-            Long.parseUnsignedLong(request.text("seed")));
+        return new Sampling((Boolean) request.values.get("do_sample"), request.number("temperature"),
+            request.integer("top_k"), request.number("top_p"), request.number("min_p"),
+            request.number("repetition_penalty"), Long.parseUnsignedLong(request.text("seed")));
     }
 
     private Object generate(Request request) {
@@ -284,8 +286,8 @@ final class CoreTests {
             for (String source : offers.keySet()) {
                 int tried = source.equals(plan.source) ? plan.count : trial.tokens;
                 if (source.equals(plan.source) || source.startsWith("ngram")) {
-                    trial.agreed.put(source, new int[] {Math.min(hits.integer(source), tried),
-                        Math.min(hits.integer(source) + 1, tried)});
+                    trial.agreed.put(source,
+                        new int[] {Math.min(hits.integer(source), tried), Math.min(hits.integer(source) + 1, tried)});
                 }
             }
             costs.learn(trial);
@@ -297,8 +299,8 @@ final class CoreTests {
     private static Object rounds(Request request) {
         List<Long> stops = longs(request.list("stops"));
         Doubles.Script script = new Doubles.Script(request.integer("window"), stops, request.integer("period"));
-        Doubles.ScriptedTarget target = new Doubles.ScriptedTarget(script, request.integer("chunk_rows"),
-            request.integer("context"), request.number("per_row"));
+        Doubles.ScriptedTarget target = new Doubles.ScriptedTarget(
+            script, request.integer("chunk_rows"), request.integer("context"), request.number("per_row"));
         List<Long> right = longs(request.list("right"));
         Drafter drafter = right.isEmpty() ? null : new Doubles.ScriptedDrafter(script, right);
         DraftPolicy policy = policy(request.object("policy"));
@@ -312,8 +314,8 @@ final class CoreTests {
             for (int id : turn.ids("more")) {
                 ids.add(id);
             }
-            Speculative loop = new Speculative(target, drafter, cache, ids, turn.integer("budget"), tokens(), policy,
-                Sampling.GREEDY, target);
+            Speculative loop = new Speculative(
+                target, drafter, cache, ids, turn.integer("budget"), tokens(), policy, Sampling.GREEDY, target);
             for (Round round = loop.next(); round != null; round = loop.next()) {
                 Map<String, Object> entry = new LinkedHashMap<>();
                 entry.put("tokens", round.tokens);
@@ -363,7 +365,8 @@ final class CoreTests {
 
     private static Object table(Request request) {
         Manifest manifest = Manifest.load(request.file("bundle"));
-        Specs.TableSpec spec = request.text("name").equals("per_layer") ? manifest.target.perLayerTable
+        Specs.TableSpec spec = request.text("name").equals("per_layer")
+            ? manifest.target.perLayerTable
             : manifest.backends.get(Pair.BACKEND).tokenTable;
         EmbeddingTable table = new EmbeddingTable(request.file("bundle"), spec);
         List<Object> rows = new ArrayList<>();

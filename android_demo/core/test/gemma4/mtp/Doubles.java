@@ -10,8 +10,10 @@ import java.util.Map;
 import java.util.TreeMap;
 import java.util.zip.CRC32;
 
-/** A target and a drafter without a model, over the real cache: tests/doubles.py in Java. The text is a hash of all rows
- * that cache and masks show, so a row committed too much, too little or at a wrong place changes it. */
+/**
+ * A target and a drafter without a model, over the real cache: tests/doubles.py in Java. The text is a hash of all
+ * rows that cache and masks show, so a row committed too much, too little or at a wrong place changes it.
+ */
 final class Doubles {
     static final int VOCAB = 4999;
     static final int EOS = 1;
@@ -140,8 +142,8 @@ final class Doubles {
         }
 
         /** Position -> token of the rows that the masks show to a row of the call. */
-        private static TreeMap<Integer, Integer> seen(KvCache cache, int layer, String kind, Tensor fresh,
-            Map<String, Tensor> layout, int row) {
+        private static TreeMap<Integer, Integer> seen(
+            KvCache cache, int layer, String kind, Tensor fresh, Map<String, Tensor> layout, int row) {
             Map<String, Tensor> feeds = new HashMap<>();
             cache.feedPast(feeds, layer, "past_", "");
             cache.feedTail(feeds, layer, "tail_", "");
@@ -178,7 +180,9 @@ final class Doubles {
         }
     }
 
-    /** Right for exactly the first right[i mod n] drafts of block i, wrong after them. It sees the donors' rows alone. */
+    /**
+     * Right for exactly the first right[i mod n] drafts of block i, wrong after them. It sees the donors' rows alone.
+     */
     static final class ScriptedDrafter implements Drafter {
         private final Script script;
         private final List<Long> right;

@@ -11,14 +11,18 @@ import java.nio.ByteBuffer;
 import java.util.HashMap;
 import java.util.Map;
 
-/** Real graphs for tests: a Python process (tests/graph_server.py) holds the .onnx files and gets the buffers in pipes. */
+/**
+ * Real graphs for tests: a Python process (tests/graph_server.py) holds the .onnx files and gets the buffers in pipes.
+ */
 final class PythonGraphs implements Pair.GraphLoader, Closeable {
     private final Process process;
     private final DataOutputStream out;
     private final DataInputStream in;
 
     PythonGraphs(String python) throws IOException {
-        process = new ProcessBuilder(python, "-m", "tests.graph_server").redirectError(ProcessBuilder.Redirect.INHERIT).start();
+        process = new ProcessBuilder(python, "-m", "tests.graph_server")
+                      .redirectError(ProcessBuilder.Redirect.INHERIT)
+                      .start();
         out = new DataOutputStream(new BufferedOutputStream(process.getOutputStream(), 1 << 16));
         in = new DataInputStream(new BufferedInputStream(process.getInputStream(), 1 << 16));
     }
