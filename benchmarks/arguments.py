@@ -8,6 +8,11 @@ def number(text: str) -> int:
     return _from(1, text)
 
 
+def numbers(text: str) -> list[int]:
+    """Numbers from 1 on with commas between."""
+    return [number(part) for part in text.split(",")]
+
+
 def number_or_zero(text: str) -> int:
     """ArgumentTypeError below 0."""
     return _from(0, text)

@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.arguments import number
+from benchmarks.arguments import number, numbers
 from benchmarks.ids import ROWS, random_ids
 from runtime_py import manifest as contract
 from runtime_py.bench import GraphTimer
 from runtime_py.cache import KVCache
 from runtime_py.cpus import default_threads
+from runtime_py.files import graph_files
 from runtime_py.graph import installed
 from runtime_py.manifest import Manifest
 from runtime_py.models import Drafter, Target, load_drafter, load_target
@@ -45,9 +46,7 @@ def load_models(bundle: Path, manifest: Manifest, backend: str, threads: int) ->
     timer = GraphTimer()
     target = load_target(bundle, manifest, backend, threads, timer.wrap)
     drafter = load_drafter(bundle, manifest, target, backend, threads, timer.wrap)
-    files = {
-        file for name in ("self_decoder", "cross_decoder") for file in contract.graph_files(manifest, name, backend)
-    }
+    files = {file for name in ("self_decoder", "cross_decoder") for file in graph_files(manifest, name, backend)}
     weight_bytes = sum(manifest.files[file].size_bytes for file in files)
     return Models(target, drafter, timer, weight_bytes)
 
@@ -86,6 +85,18 @@ def calls(models: Models, manifest: Manifest, context: int, prefills: list[int])
     found = {("decode" if rows == 1 else f"verify {rows}"): verify(rows) for rows in ROWS}
     found["draft step"] = lambda: drafter.step(drafter.block_inputs(cache), ids[0], state)
     return found | {f"prefill {tokens}": prefill(tokens) for tokens in prefills}
+
+
+def fitting(contexts: list[int], longest: int) -> list[int]:
+    """The contexts behind which a call of CHUNK_ROWS tokens still has room; stderr tells of the others."""
+    for context in contexts:
+        if context + contract.CHUNK_ROWS > longest:
+            print(
+                f"context {context}: left out, with the {contract.CHUNK_ROWS} tokens of a call it is longer than the "
+                f"{longest} that the bundle's files take",
+                file=sys.stderr,
+            )
+    return [context for context in contexts if context + contract.CHUNK_ROWS <= longest]
 
 
 def stream_bandwidth(threads: int) -> Callable[[], float]:
@@ -170,15 +181,11 @@ def parser() -> argparse.ArgumentParser:
     one = argparse.ArgumentParser(prog="python -m benchmarks.decode", description=__doc__.splitlines()[0])
     one.add_argument("bundle", type=Path)
     one.add_argument("--backend", choices=("onnx", "executorch", "all"), default="all")
-    one.add_argument("--contexts", type=_numbers, default=[512, 3968], metavar="N,..", help="default: 512,3968")
-    one.add_argument("--prefill", type=_numbers, default=[128, 512], metavar="N,..", help="default: 128,512")
+    one.add_argument("--contexts", type=numbers, default=[512, 3968], metavar="N,..", help="default: 512,3968")
+    one.add_argument("--prefill", type=numbers, default=[128, 512], metavar="N,..", help="default: 128,512")
     one.add_argument("--rounds", type=number, default=7)
     one.add_argument("--threads", type=number, default=default_threads())
     return one
-
-
-def _numbers(text: str) -> list[int]:
-    return [number(part) for part in text.split(",")]
 
 
 def main(options: argparse.Namespace) -> int:
@@ -189,14 +196,7 @@ def main(options: argparse.Namespace) -> int:
             raise ValueError(f"{options.bundle}: holds {', '.join(manifest.backends)}, not {options.backend}")
         all_models = {name: load_models(options.bundle, manifest, name, options.threads) for name in held}
         longest = min(models.target.max_context_tokens for models in all_models.values())
-        for context in options.contexts:
-            if context > longest - contract.CHUNK_ROWS:
-                print(
-                    f"context {context}: left out, with the {contract.CHUNK_ROWS} tokens of a call it is longer than the "
-                    f"{longest} that the bundle's files take",
-                    file=sys.stderr,
-                )
-                continue
+        for context in fitting(options.contexts, longest):
             found = measure(all_models, manifest, context, options.prefill, options.rounds, options.threads)
             print_table(context, all_models, *found)
     except ValueError as error:

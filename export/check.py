@@ -11,6 +11,7 @@ from runtime_py import manifest as contract
 from runtime_py.cache import KVCache
 from runtime_py.cpus import default_threads
 from runtime_py.embeddings import map_array
+from runtime_py.files import check_hashes
 from runtime_py.loading import load
 from runtime_py.manifest import CHUNK_ROWS, Manifest, TensorSpec
 from runtime_py.models import Target
@@ -29,7 +30,7 @@ def check_bundle(bundle: Path) -> None:
     )
     if manifest.warning:
         print(manifest.warning)
-    contract.check_hashes(bundle, manifest, manifest.files)
+    check_hashes(bundle, manifest, manifest.files)
     print(f"hashes: {len(manifest.files)} files are as exported")
     for name, graph in manifest.graphs.items():
         if "onnx" in graph.files:

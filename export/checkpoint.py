@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
-from runtime_py.manifest import sha256
+from runtime_py.files import sha256
 
 CONFIG_FILES = ("*.json", "*.jinja")
 HUB_FILES = (*CONFIG_FILES, "*.safetensors")

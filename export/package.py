@@ -15,6 +15,7 @@ import torch
 from tqdm import tqdm
 
 from runtime_py import manifest as contract
+from runtime_py.files import sha256
 from runtime_py.manifest import FULL, SLIDING, Manifest
 
 from . import embeddings
@@ -386,7 +387,4 @@ def _write_text_files(target: Weights, out: Path) -> None:
 
 def _file_specs(out: Path) -> dict[str, contract.FileSpec]:
     paths = sorted(path for path in out.rglob("*") if path.is_file())
-    return {
-        path.relative_to(out).as_posix(): contract.FileSpec(contract.sha256(path), path.stat().st_size)
-        for path in paths
-    }
+    return {path.relative_to(out).as_posix(): contract.FileSpec(sha256(path), path.stat().st_size) for path in paths}

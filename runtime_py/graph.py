@@ -7,7 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from .manifest import Manifest, check_sizes, graph_files
+from .files import check_sizes, graph_files
+from .manifest import Manifest
 
 Array = np.ndarray
 BACKENDS = ("onnx", "executorch")

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from . import manifest as contract
+from .files import check_sizes
 from .manifest import BackendSpec, KVSpec, Manifest
 from .memory import cache_bytes, cast_bytes
 
@@ -10,7 +11,7 @@ from .memory import cache_bytes, cast_bytes
 def print_info(bundle: Path) -> None:
     """ValueError if the manifest is wrong or a file has another size than it says."""
     manifest = contract.load(bundle)
-    contract.check_sizes(bundle, manifest, manifest.files)
+    check_sizes(bundle, manifest, manifest.files)
     if manifest.warning:
         print(manifest.warning)
     lines = {**_model(manifest), **_backends(manifest), **_graphs(manifest)}

@@ -11,8 +11,9 @@ import numpy as np
 
 from .cache import KVCache, Layout
 from .embeddings import EmbeddingTable, map_array, to_float, to_values
+from .files import check_hashes, check_sizes, graph_files
 from .graph import Graph, Wrap, load_graph, unwrapped
-from .manifest import FULL, KV_PARTS, SLIDING, CentroidHeadSpec, Manifest, check_hashes, check_sizes, graph_files
+from .manifest import FULL, KV_PARTS, SLIDING, CentroidHeadSpec, Manifest
 
 Array = np.ndarray
 KINDS = (SLIDING, FULL)
@@ -147,7 +148,9 @@ class CentroidHead:
 
     def candidates(self, hidden: Array) -> tuple[Array, Array]:
         """hidden [h] -> token ids and logits, both [top_k * V / C]"""
-        best = np.argpartition(self._centroids @ hidden, -self._top_k)[-self._top_k :]
+        # not @: of this size it is shared among BLAS' own threads, which wait milliseconds for a core where the graph's spin
+        nearness = np.vecdot(self._centroids, hidden)
+        best = np.argpartition(nearness, -self._top_k)[-self._top_k :]
         values = to_values(self._table[best], self._bits)
         by_block = np.zeros((values.shape[-1], self._block_of[-1] + 1), np.float32)  # a column for every scale of a row
         by_block[np.arange(len(hidden)), self._block_of] = hidden

@@ -26,7 +26,7 @@ from functools import cache
 from pathlib import Path
 from subprocess import DEVNULL
 
-from .manifest import sha256 as hash_file
+from .files import sha256 as hash_file
 from .progress import say
 
 # Runs in a process of its own with nothing but the standard library; arguments: shim, .pte, packed file

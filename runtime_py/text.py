@@ -7,7 +7,8 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from .chat_template import ChatTemplate
-from .manifest import Manifest, TokensSpec, check_sizes
+from .files import check_sizes
+from .manifest import Manifest, TokensSpec
 
 TEMPLATE = "chat_template.jinja"
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")

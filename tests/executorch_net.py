@@ -16,8 +16,9 @@ pytest.importorskip("executorch")
 import torch
 from torch import nn
 
+from runtime_py.files import sha256
 from runtime_py.graph_executorch import ExecutorchGraph, open_graph
-from runtime_py.manifest import GraphSpec, TensorSpec, sha256
+from runtime_py.manifest import GraphSpec, TensorSpec
 
 ROOT = Path(__file__).parents[1]
 VERSION = "1.5.1"

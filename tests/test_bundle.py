@@ -27,6 +27,7 @@ from export.weights import open_target
 from runtime_py import manifest as contract
 from runtime_py.__main__ import main as runtime_main
 from runtime_py.embeddings import EmbeddingTable
+from runtime_py.files import check_hashes, sha256
 from runtime_py.graph_onnx import OnnxGraph
 from runtime_py.loading import load
 
@@ -84,7 +85,7 @@ def test_manifest_is_true(bundle_of):
     bundle = bundle_of(SHAPE)
     manifest = contract.load(bundle)
     assert sorted(manifest.files) == sorted(FILES)
-    contract.check_hashes(bundle, manifest, manifest.files)
+    check_hashes(bundle, manifest, manifest.files)
     for name, spec in manifest.graphs.items():
         graph = onnx.load(bundle / spec.files["onnx"], load_external_data=False).graph
         for values, specs in ((graph.input, spec.inputs), (graph.output, spec.outputs)):
@@ -263,7 +264,7 @@ def test_check_refuses_weights_outside_their_file(bundle, capsys):
 def restate(bundle: Path, name: str) -> None:
     """Hash and size of a changed file into the manifest."""
     data = json.loads((bundle / "manifest.json").read_text())
-    data["files"][name] = {"sha256": contract.sha256(bundle / name), "size_bytes": (bundle / name).stat().st_size}
+    data["files"][name] = {"sha256": sha256(bundle / name), "size_bytes": (bundle / name).stat().st_size}
     (bundle / "manifest.json").write_text(json.dumps(data))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime_py import manifest as contract
+from runtime_py import files
 from runtime_py.loading import load
 
 from .command_line import MESSAGE, PROMPT, ROOT, command, environment, error_of, flip, generate, remove, start, truncate
@@ -175,7 +175,7 @@ def test_drafter_that_cannot_be_read_means_plain_decoding(bundle, monkeypatch):
     def fail(path):
         raise OSError(5, "Input/output error", str(path))
 
-    monkeypatch.setattr(contract, "sha256", fail)
+    monkeypatch.setattr(files, "sha256", fail)
     pair = load(bundle, threads=1)
     assert pair.drafter is None and "Input/output error: " in pair.off_reason
 

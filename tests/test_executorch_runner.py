@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from runtime_py import graph_executorch
+from runtime_py.files import sha256
 from runtime_py.graph import load_graph
 from runtime_py.graph_executorch import InputCheck, build_options, build_shim, load_shim, open_graph, package_folder
-from runtime_py.manifest import FileSpec, GraphSpec, TensorSpec, sha256
+from runtime_py.manifest import FileSpec, GraphSpec, TensorSpec
 
 from .executorch_net import (
     MAX_P,

@@ -17,6 +17,7 @@ import pytest
 
 from export.__main__ import main
 from runtime_py import manifest as contract
+from runtime_py.files import sha256
 from runtime_py.loading import load
 
 from .edits import error_line
@@ -145,8 +146,7 @@ def test_a_bundle_from_ids_names_their_commits(hub, tmp_path):
         assert (spec.source, spec.revision) == (repository, hub.commit(repository))
         folder = hub.folders[repository]
         assert spec.files == {
-            name: contract.sha256(folder / name)
-            for name in ("config.json", "generation_config.json", "model.safetensors")
+            name: sha256(folder / name) for name in ("config.json", "generation_config.json", "model.safetensors")
         }
     assert load(tmp_path / "bundle", threads=1).off_reason is None
 

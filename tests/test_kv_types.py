@@ -443,7 +443,7 @@ def test_default_folder_names_the_type(monkeypatch):
     monkeypatch.setattr(package, "export_package", stop)
     for options in ([], ["--kv", "int8"]):
         assert export_main(["tiny", *options]) == 2
-    assert [(str(call[4]), call[-1]) for call in asked_for] == [
+    assert [(str(call[4]), call[-2]) for call in asked_for] == [
         ("build/tiny-int8", "float32"),
         ("build/tiny-int8-kv-int8", "int8"),
     ]

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from export.graphs.layers import Linear
 from export.quant import RECIPES, dequantize
 from export.weights import open_drafter, token_ordering
+from runtime_py.embeddings import EmbeddingTable
 from runtime_py.graph_onnx import OnnxGraph
 from runtime_py.manifest import CHUNK_ROWS, FULL, SLIDING
 from runtime_py.models import TargetOutput
@@ -225,11 +226,22 @@ def test_packed_weights_equal_eager_with_the_same_activations(bundle_of, pair_of
     """XNNPACK always rounds activations, to int8 per token; with the same rounding the eager graphs equal the file."""
     models = file_models(bundle_of(shape, recipe, "executorch"))
     monkeypatch.setattr(Linear, "forward", rounded_linear)
+    monkeypatch.setattr(EmbeddingTable, "rows", rows_without_ties)
     graphs = run_both(models, eager_graphs(pair_of(shape), recipe, "executorch"))
     for name, graph in graphs.items():
         assert max(graph.worst_in_deviations.values()) <= tolerances.ROUNDED[name], graph.worst_in_deviations
     first = graphs["self_decoder"].worst_in_deviations
     assert max(first["new_k.0"], first["new_v.0"]) <= tolerances.ROUNDED_ONCE
+
+
+TABLE_ROWS = EmbeddingTable.rows
+
+
+def rows_without_ties(self: EmbeddingTable, ids: list[int]) -> np.ndarray:
+    """Rows as the table has them but for up to 1 % in every column. Those of a 4-bit table lie on a lattice, so that after
+    the first norm some stand exactly half-way between two int8 steps (up to 23 of a row, in 26 of 836 rows of the trained
+    pair): there the last bit of a sum decides, which file and eager graph do not share."""
+    return TABLE_ROWS(self, ids) * np.random.default_rng(0).uniform(0.99, 1.01, self.spec.columns).astype(np.float32)
 
 
 def rounded_linear(self: Linear, x: torch.Tensor) -> torch.Tensor:

@@ -78,13 +78,13 @@ def test_the_guard_refuses(statement):
 
 
 def test_contract_needs_the_standard_library_only():
-    code = "import sys, runtime_py.manifest; sys.exit('numpy' in sys.modules)"
+    code = "import sys, runtime_py.files; sys.exit('numpy' in sys.modules)"
     subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.append({str(ROOT)!r}); {code}"], check=True
     )
-    files = ROOT / "runtime_py/manifest.py", ROOT / "runtime_py/strict_json.py"
-    names = {name for file in files for name in imports(file)}
-    assert {name.split(".")[0] for name in names - {"runtime_py.strict_json"}} <= sys.stdlib_module_names
+    own = "manifest", "strict_json", "files"
+    names = {name for name in own for name in imports(ROOT / f"runtime_py/{name}.py")}
+    assert {name.split(".")[0] for name in names - {f"runtime_py.{name}" for name in own}} <= sys.stdlib_module_names
 
 
 def test_runtime_imports_nothing_of_export_and_only_declared_packages():
@@ -104,7 +104,7 @@ def test_export_imports_the_contract_alone_of_the_runtime():
     """but for `export check`, which runs the bundle it checks"""
     writers = [path for path in sources("export") if path.name != "check.py"]
     names = {name for path in writers for name in imports(path) if name.split(".")[0] == "runtime_py"}
-    assert names == {"runtime_py.manifest"}
+    assert names == {"runtime_py.manifest", "runtime_py.files"}
 
 
 @pytest.mark.parametrize(("length", "message"), [(3, "cannot run it"), (-2, "cannot load it")])
