@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -20,6 +20,7 @@ from runtime_py import manifest as contract
 from runtime_py.costs import Costs, Trial, decide, explain, learn
 from runtime_py.drafting import DRAFTERS
 from runtime_py.embeddings import EmbeddingTable
+from runtime_py.files import check_hashes
 from runtime_py.loading import load
 from runtime_py.manifest import KV_PARTS
 from runtime_py.measure import draft_statistics
@@ -31,6 +32,7 @@ from .edits import REMOVED, edit_json
 from .jvm import CORE, Jvm, Refused, needs_jdk
 from .pairs import TINY, PairShape
 from .rounds import GOLDEN, cases, replay
+from .test_fuzz import HUGE, NUMBERS, OTHERS, mutate, places
 
 SHAPE = PairShape(layers=4, period=2, shared=2, intermediate=64)
 CONTEXT, MARGIN = 512, 1024
@@ -167,7 +169,7 @@ def test_texts_and_counts(bundle_of, jvm, policy):
 def test_turns_windows_chunks_and_endings(bundle_of, jvm, recipe, dtype):
     """The window (32) and the chunk (128) are crossed in prompts and in blocks; turns reuse rows and go back."""
     both = Both(jvm, bundle_of("tiny", recipe, "onnx", dtype), POLICIES["3"], context=400, margin=128)
-    long = sum(tiny_prompts(both, 4, 12), [])[:122]
+    long = [token for prompt in tiny_prompts(both, 4, 12) for token in prompt][:122]
     assert len(long) == 122
     first = both.generate(long, 40)
     spoken = [*long, *first.token_ids]
@@ -245,7 +247,7 @@ def test_rotary_rows(jvm):
 @settings(max_examples=100, deadline=None)
 @given(
     rows=arrays.arrays(
-        np.float32, (3, 2, 4), elements=st.floats(-60_000, 60_000, width=32) | st.floats(-1e-6, 1e-6, width=32)
+        np.float32, (3, 2, 4), elements=st.floats(-60_000, 60_000, width=32) | st.floats(-(2**-20), 2**-20, width=32)
     ),
     dtype=st.sampled_from(sorted(KV_PARTS)),
 )
@@ -343,7 +345,7 @@ def sentences(jvm: Jvm, bundle: Path) -> tuple[str | None, str | None]:
     """What Python and Java say of a bundle, None if it is whole."""
     try:
         manifest = contract.load(bundle)
-        contract.check_hashes(bundle, manifest, manifest.files)
+        check_hashes(bundle, manifest, manifest.files)
         ours = None
     except ValueError as error:
         ours = str(error)
@@ -373,7 +375,12 @@ def test_folders_that_are_no_bundle(jvm, tmp_path, bundle_of):
 def test_files_that_are_missing_cut_or_flipped(jvm, copy):
     for name, spec in contract.load(copy).files.items():
         whole = (copy / name).read_bytes()
-        for damaged in (None, whole[:-1], b"", whole[: spec.size_bytes // 2] + b"\x55" + whole[spec.size_bytes // 2 + 1 :]):
+        for damaged in (
+            None,
+            whole[:-1],
+            b"",
+            whole[: spec.size_bytes // 2] + b"\x55" + whole[spec.size_bytes // 2 + 1 :],
+        ):
             if damaged is None:
                 (copy / name).unlink()
             else:
@@ -404,7 +411,7 @@ CHANGES = [
     {"drafter/centroid_head/top_k": 0},
     {"target/per_layer_table/bits": 5},
     {"target/per_layer_table/data/shape": [3]},
-    {"target/per_layer_table/data/dtype": 'a"b\'c'},
+    {"target/per_layer_table/data/dtype": "a\"b'c"},
     {"target/per_layer_table/scales": None},
     {"target/per_layer_table/multiplier": [1, {"a": 1e-7}]},
     {"sampling/temperature": 1e400},
@@ -418,6 +425,69 @@ CHANGES = [
 def test_fields_that_are_wrong(jvm, copy, changes):
     edit_json(copy / "manifest.json", changes)
     assert assert_alike(jvm, copy)
+
+
+OWN_WORDS = ("is beyond 64 bits", "nested deeper than", "an integer of ", "no UTF-8 text")  # Python's limits are others
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("fuzz")
+
+
+def assert_manifests_alike(jvm: Jvm, folder: Path, content: bytes) -> None:
+    (folder / "manifest.json").write_bytes(content)
+    ours, theirs = sentences(jvm, folder)
+    if theirs and any(words in theirs for words in OWN_WORDS):
+        assert ours and theirs.startswith(f"{folder / 'manifest.json'}: ")
+    else:
+        assert theirs == ours
+
+
+@needs_jdk
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_mutated_manifests(jvm, bundle_of, folder, data):
+    mutated = json.loads((bundle_of(SHAPE) / "manifest.json").read_text(encoding="utf-8"))
+    every = places(mutated)
+    for _ in range(data.draw(st.integers(1, 3))):
+        action = data.draw(st.sampled_from(["drop", "rename", "repeat", "replace", "replace"]))
+        value = data.draw(
+            st.sampled_from([*NUMBERS, *HUGE, *OTHERS, 1e16, -2.5e-5, 123456.789, "é\u0000'\"", [1], "\u2028"])
+        )
+        mutate(mutated, data.draw(st.sampled_from(every)), action, value)
+    assert_manifests_alike(jvm, folder, json.dumps(mutated).encode("utf-8"))
+
+
+@needs_jdk
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_manifests_that_are_no_json(jvm, bundle_of, folder, data):
+    """One byte put in, taken out or changed: the same sentence with line and column."""
+    content = bytearray((bundle_of(SHAPE) / "manifest.json").read_bytes())
+    place = data.draw(st.integers(0, len(content) - 1))
+    byte = data.draw(st.sampled_from(b'"{}[],:\\ \n\r\t0-.eEuNtfIx\x01'))
+    how = data.draw(st.sampled_from(["change", "insert", "cut", "remove"]))
+    if how == "cut":
+        del content[place:]
+    else:
+        content[place : place + (how != "insert")] = b"" if how == "remove" else bytes([byte])
+    assert_manifests_alike(jvm, folder, bytes(content))
+
+
+@needs_jdk
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b" ", b"null", b"[]", b"[1,", b"[1 2]", b'{"a":1,}', b'{"a" 1}', b'{"a":}', b'{1:2}', b"\xef\xbb\xbf{}"),
+        *(b'"\\x"', b'"\\u12"', b'"\\ud800"', b'"\\uD83D\\uDE00" x', b'"a\nb"', b'"', b'"\\', b"01", b"-", b"1.", b"1e", b"1.5e+"),
+        *(b"NaN", b"-Infinity", b"-Inf", b"nul", b"1" * 5000, b"[" * 100_000, b"\xff\xfe", b'{"schema_version": 1}', b'{"schema_version": 3.0}'),
+        *(b'{"schema_version": 3, "schema_version": true}', '{"é": "😀" 1}'.encode(), b'{\r\n"a": 1\r"b"}'),
+    ],
+    ids=lambda content: repr(content[:20]),
+)  # fmt: skip
+def test_manifests_that_are_something_else(jvm, folder, content):
+    assert_manifests_alike(jvm, folder, content)
 
 
 @needs_jdk
