@@ -19,8 +19,9 @@ class Refused(ValueError):
 class Jvm:
     """Requests to CoreTests.java; see its `answer`."""
 
-    def __init__(self, classes: Path):
-        command = ["java", "-Xmx512m", "-ea", "-cp", str(classes), "gemma4.mtp.CoreTests"]
+    def __init__(self, classes: Path, heap: str = "512m"):
+        self.classes = classes
+        command = ["java", f"-Xmx{heap}", "-ea", "-cp", str(classes), "gemma4.mtp.CoreTests"]
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(self, do: str, **values: object) -> object:

@@ -73,6 +73,15 @@ def test_gemma_vocabulary_gives_the_ids_of_another_implementation(jvm):
 
 @needs_jdk
 @needs_gemma
+def test_gemma_vocabulary_is_read_in_a_small_heap(jvm, gemma):
+    """Phones give an application a few hundred megabytes for everything."""
+    small = Jvm(jvm.classes, heap="100m")
+    assert_same_ids(small, GEMMA, gemma, ["Good morrow, my lord."])
+    small.close()
+
+
+@needs_jdk
+@needs_gemma
 def test_a_long_text_of_gemma(jvm, gemma):
     prose = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
     assert_same_ids(jvm, GEMMA, gemma, [prose, prose.replace("\n", " "), "a" * 20_000, " " * 20_000])

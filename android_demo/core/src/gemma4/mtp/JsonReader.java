@@ -91,9 +91,6 @@ public final class JsonReader {
         advance();
         text.setLength(0);
         while (true) {
-            if (end - next < LOOKAHEAD) {
-                fill();
-            }
             int character = at(0);
             if (character < 0) {
                 throw error("Unterminated string starting at", start);
@@ -108,10 +105,21 @@ public final class JsonReader {
             if (character == '\\') {
                 escape(start);
             } else {
-                text.append((char) character);
-                advance();
+                takePlain();
             }
         }
+    }
+
+    /** What the buffer holds of a string up to its next quote, escape or control character. */
+    private void takePlain() {
+        int first = next;
+        int halves = 0; // second halves of characters, which do not count
+        while (next < end && buffer[next] != '"' && buffer[next] != '\\' && buffer[next] >= ' ') {
+            halves += Character.isLowSurrogate(buffer[next++]) ? 1 : 0;
+        }
+        text.append(buffer, first, next - first);
+        index += next - first - halves;
+        column += next - first - halves;
     }
 
     private void escape(long[] start) {

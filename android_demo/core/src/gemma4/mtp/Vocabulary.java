@@ -24,7 +24,8 @@ public final class Vocabulary {
     boolean replacesSpaces;
     boolean splitsLines;
     private final Map<Integer, Boolean> special = new HashMap<>();
-    private final Map<String, Integer> ids = new HashMap<>();
+    private int[] slots = new int[1 << 11]; // open hash table of tokens: id + 1; 0 is free
+    private int count;
     private final Map<Integer, Integer> characters = new HashMap<>(); // code point -> id
     private String[] tokens = new String[1 << 10];
     private int size; // of the largest id, plus one
@@ -66,8 +67,38 @@ public final class Vocabulary {
 
     /** -1 if there is none. */
     int id(String token) {
-        Integer id = ids.get(token);
-        return id == null ? -1 : id;
+        return id(token, "");
+    }
+
+    /**
+     * Of the token whose text is both, one after the other. It makes no string: the merges would need half a million.
+     */
+    private int id(String left, String right) {
+        int power = 1;
+        for (int i = 0; i < right.length(); i++) {
+            power *= 31;
+        }
+        int hash = left.hashCode() * power + right.hashCode(); // the hash code of the whole
+        for (int slot = first(hash);; slot = slot + 1 & slots.length - 1) {
+            String token = slots[slot] == 0 ? null : tokens[slots[slot] - 1];
+            boolean same = token != null && token.length() == left.length() + right.length() && token.startsWith(left)
+                && token.endsWith(right);
+            if (token == null || same) {
+                return slots[slot] - 1;
+            }
+        }
+    }
+
+    private int first(int hash) {
+        return hash * 0x9E3779B9 >>> 8 & slots.length - 1;
+    }
+
+    private void addSlot(int id) {
+        int slot = first(tokens[id].hashCode());
+        while (slots[slot] != 0) {
+            slot = slot + 1 & slots.length - 1;
+        }
+        slots[slot] = id + 1;
     }
 
     /** The id of the token that is one character, else -1. */
@@ -217,7 +248,7 @@ public final class Vocabulary {
     }
 
     private void readMerges(JsonReader json) {
-        if (ids.isEmpty()) {
+        if (count == 0) {
             throw new ValueError("the merges stand before the vocabulary");
         }
         for (boolean more = json.begin('['); more; more = json.more('[')) {
@@ -234,14 +265,14 @@ public final class Vocabulary {
                 left = both[0];
                 right = both.length > 1 ? both[1] : "";
             }
-            addMerge(known(left), known(right), known(left + right));
+            addMerge(known(left, ""), known(right, ""), known(left, right));
         }
     }
 
-    private int known(String token) {
-        Integer id = ids.get(token);
-        if (id == null) {
-            throw new ValueError("merge " + merges + " needs the token " + Json.repr(Json.first(token, 60))
+    private int known(String left, String right) {
+        int id = id(left, right);
+        if (id < 0) {
+            throw new ValueError("merge " + merges + " needs the token " + Json.repr(Json.first(left + right, 60))
                 + ", which the vocabulary has not");
         }
         return id;
@@ -278,9 +309,24 @@ public final class Vocabulary {
         if (id >= tokens.length) {
             tokens = Arrays.copyOf(tokens, Math.max(id + 1, 2 * tokens.length));
         }
-        tokens[id] = token;
-        ids.put(token, id);
-        size = Math.max(size, id + 1);
+        int known = id(token);
+        if ((known >= 0 && known != id) || (tokens[id] != null && !tokens[id].equals(token))) {
+            throw new ValueError("token " + Json.repr(Json.first(token, 60)) + " or its id " + id + " comes twice");
+        }
+        if (known < 0) {
+            tokens[id] = token;
+            size = Math.max(size, id + 1);
+            if (2 * ++count > slots.length) {
+                slots = new int[2 * slots.length];
+                for (int i = 0; i < size; i++) {
+                    if (tokens[i] != null) {
+                        addSlot(i);
+                    }
+                }
+            } else {
+                addSlot(id);
+            }
+        }
         if (!token.isEmpty() && token.codePointCount(0, token.length()) == 1) {
             characters.put(token.codePointAt(0), id);
         }
@@ -288,8 +334,8 @@ public final class Vocabulary {
 
     private void finish(Map<String, String> names) {
         for (String content : names.values()) {
-            Integer id = ids.get(content);
-            if (id != null) {
+            int id = id(content);
+            if (id >= 0) {
                 added.put(content, id);
                 special.put(id, true);
             }
