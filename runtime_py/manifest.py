@@ -19,7 +19,7 @@ from pathlib import Path
 
 from .strict_json import decode
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MANIFEST_NAME = "manifest.json"
 RANDOM_WEIGHTS = "random weights"  # source of a checkpoint that is none: made for measuring
 GRAPHS = ("self_decoder", "cross_decoder", "drafter")
@@ -171,6 +171,21 @@ class TokensSpec:
 
 
 @dataclass(frozen=True)
+class ChatSpec:
+    """The chat template without jinja: what stands before, between and after the texts of a conversation of questions and
+    answers. start: before the first question, or system_start and system_end around a system text (null: there can be
+    none); prompt: after the last question. stripped: roles whose texts lose the white space around them."""
+
+    start: str
+    system_start: str | None
+    system_end: str | None
+    user_end: str
+    answer_end: str
+    prompt: str
+    stripped: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class SamplingSpec:
     """Defaults of the checkpoint's generation_config."""
 
@@ -242,6 +257,7 @@ class Manifest:
     graphs: dict[str, GraphSpec]
     backends: dict[str, BackendSpec]
     tokens: TokensSpec
+    chat: ChatSpec | None  # None: no template, or one that is not made of such pieces
     sampling: SamplingSpec
     memory: MemorySpec
     checkpoints: dict[str, CheckpointSpec]  # "target", "drafter"

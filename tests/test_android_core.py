@@ -390,7 +390,7 @@ def test_files_that_are_missing_cut_or_flipped(jvm, copy):
 
 
 CHANGES = [
-    {"schema_version": 2},
+    {"schema_version": 3},
     {"schema_version": REMOVED},
     {"schema_version": "3"},
     {"name": 5},
@@ -481,8 +481,8 @@ def test_manifests_that_are_no_json(jvm, bundle_of, folder, data):
     [
         *(b"", b" ", b"null", b"[]", b"[1,", b"[1 2]", b'{"a":1,}', b'{"a" 1}', b'{"a":}', b'{1:2}', b"\xef\xbb\xbf{}"),
         *(b'"\\x"', b'"\\u12"', b'"\\ud800"', b'"\\uD83D\\uDE00" x', b'"a\nb"', b'"', b'"\\', b"01", b"-", b"1.", b"1e", b"1.5e+"),
-        *(b"NaN", b"-Infinity", b"-Inf", b"nul", b"1" * 5000, b"[" * 100_000, b"\xff\xfe", b'{"schema_version": 1}', b'{"schema_version": 3.0}'),
-        *(b'{"schema_version": 3, "schema_version": true}', '{"é": "😀" 1}'.encode(), b'{\r\n"a": 1\r"b"}'),
+        *(b"NaN", b"-Infinity", b"-Inf", b"nul", b"1" * 5000, b"[" * 100_000, b"\xff\xfe", b'{"schema_version": 1}', b'{"schema_version": 4.0}'),
+        *(b'{"schema_version": 4, "schema_version": true}', '{"é": "😀" 1}'.encode(), b'{\r\n"a": 1\r"b"}'),
     ],
     ids=lambda content: repr(content[:20]),
 )  # fmt: skip

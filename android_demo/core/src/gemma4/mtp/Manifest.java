@@ -1,6 +1,7 @@
 package gemma4.mtp;
 
 import gemma4.mtp.Specs.BackendSpec;
+import gemma4.mtp.Specs.ChatSpec;
 import gemma4.mtp.Specs.CheckpointSpec;
 import gemma4.mtp.Specs.DrafterSpec;
 import gemma4.mtp.Specs.FileSpec;
@@ -30,7 +31,7 @@ import java.util.Map;
  * docstrings say what they mean. What the host does not use is read all the same, so that a manifest is refused alike.
  */
 public final class Manifest {
-    public static final int SCHEMA_VERSION = 3;
+    public static final int SCHEMA_VERSION = 4;
     public static final String NAME = "manifest.json";
     public static final String SLIDING = "sliding";
     public static final String FULL = "full";
@@ -54,6 +55,8 @@ public final class Manifest {
     public final Map<String, GraphSpec> graphs = new LinkedHashMap<>();
     public final Map<String, BackendSpec> backends = new LinkedHashMap<>();
     public final TokensSpec tokens;
+    /** Null: no template, or one that is not made of such pieces. */
+    public final ChatSpec chat;
     public final SamplingSpec sampling;
     public final Map<String, CheckpointSpec> checkpoints = new LinkedHashMap<>();
     public final Map<String, String> versions;
@@ -61,7 +64,7 @@ public final class Manifest {
 
     private Manifest(Object value) {
         Fields f = new Fields(value, "", "schema_version", "name", "target", "drafter", "kv", "graphs", "backends",
-            "tokens", "sampling", "memory", "checkpoints", "versions", "files");
+            "tokens", "chat", "sampling", "memory", "checkpoints", "versions", "files");
         f.integer("schema_version");
         name = f.string("name");
         target = new TargetSpec(f.get("target"), "target");
@@ -74,6 +77,7 @@ public final class Manifest {
             backends.put(entry.getKey(), new BackendSpec(entry.getValue(), "backends." + entry.getKey()));
         }
         tokens = new TokensSpec(f.get("tokens"), "tokens");
+        chat = f.isNull("chat") ? null : new ChatSpec(f.get("chat"), "chat");
         sampling = new SamplingSpec(f.get("sampling"), "sampling");
         Fields memory =
             new Fields(f.get("memory"), "memory", "tables_bytes", "kv_sliding_bytes", "kv_full_bytes_per_token");

@@ -264,6 +264,29 @@ public final class Specs {
         }
     }
 
+    /** The texts before, between and after those of a conversation; systemStart and systemEnd null: no system text. */
+    public static final class ChatSpec {
+        public final String start;
+        public final String systemStart;
+        public final String systemEnd;
+        public final String userEnd;
+        public final String answerEnd;
+        public final String prompt;
+        public final List<String> stripped;
+
+        ChatSpec(Object value, String where) {
+            Fields f = new Fields(
+                value, where, "start", "system_start", "system_end", "user_end", "answer_end", "prompt", "stripped");
+            start = f.string("start");
+            systemStart = f.isNull("system_start") ? null : f.string("system_start");
+            systemEnd = f.isNull("system_end") ? null : f.string("system_end");
+            userEnd = f.string("user_end");
+            answerEnd = f.string("answer_end");
+            prompt = f.string("prompt");
+            stripped = f.strings("stripped");
+        }
+    }
+
     /** Defaults of the checkpoint's generation_config. */
     public static final class SamplingSpec {
         public final boolean doSample;

@@ -137,6 +137,8 @@ final class CoreTests {
                 return costs(request);
             case "rounds":
                 return rounds(request);
+            case "chat":
+                return chat(request);
             case "encode rows":
                 return encodeRows(request);
             case "table":
@@ -330,6 +332,26 @@ final class CoreTests {
             }
         }
         return rounds;
+    }
+
+    /** Of every conversation the text; one that cannot be is its sentence. */
+    private static Object chat(Request request) {
+        ChatTurns turns = new ChatTurns(
+            request.values.get("spec") == null ? null : new Specs.ChatSpec(request.values.get("spec"), "chat"));
+        List<Object> texts = new ArrayList<>();
+        for (Object conversation : request.list("conversations")) {
+            List<ChatTurns.Message> messages = new ArrayList<>();
+            for (Object item : Fields.list(conversation, "conversation")) {
+                Map<String, Object> message = Fields.map(item, "message");
+                messages.add(new ChatTurns.Message((String) message.get("role"), (String) message.get("content")));
+            }
+            try {
+                texts.add(turns.render(messages));
+            } catch (ValueError error) {
+                texts.add("error: " + error.getMessage());
+            }
+        }
+        return texts;
     }
 
     private static List<Long> longs(List<Object> values) {
