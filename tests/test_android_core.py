@@ -18,12 +18,14 @@ from hypothesis.extra import numpy as arrays
 from runtime_py import kv_rows
 from runtime_py import manifest as contract
 from runtime_py.costs import Costs, Trial, decide, explain, learn
+from runtime_py.cpus import sysfs_speeds, without_slowest_class
 from runtime_py.drafting import DRAFTERS
 from runtime_py.embeddings import EmbeddingTable
 from runtime_py.files import check_hashes
 from runtime_py.loading import load
 from runtime_py.manifest import KV_PARTS
 from runtime_py.measure import draft_statistics
+from runtime_py.memory import needs
 from runtime_py.models import rope_rows
 from runtime_py.sampling import WORD, Sampler, Sampling, uniform, weigh
 from runtime_py.session import Reply, Session, Settings
@@ -331,6 +333,29 @@ def test_draft_lengths_are_chosen_alike(jvm, seed):
         trial = Trial(plan, plan.count, accepted, accepted + 1, 0.05 * plan.count, verify[plan.count], agreed)
         costs = learn(costs, trial)
     assert jvm.ask("costs", steps=steps) == [plans, explain(costs, "mtp")]
+
+
+@needs_jdk
+@pytest.mark.parametrize("dtype", sorted(KV_PARTS))
+def test_memory(bundle_of, jvm, dtype):
+    bundle = bundle_of("tiny", "int8", "onnx", dtype)
+    for context, margin, drafts in ((512, 0, True), (2000, 1024, True), (129, 64, False)):
+        ours = needs(contract.load(bundle), "onnx", context, margin, drafts)
+        theirs = jvm.ask("memory", bundle=str(bundle), context=context, margin=margin, drafts=drafts)
+        assert theirs == [ours.weights_bytes, ours.drafter_bytes, ours.kv_bytes]
+
+
+@needs_jdk
+@pytest.mark.parametrize("name", ["cpu_capacity", "cpufreq/cpuinfo_max_freq", "nothing"])
+@pytest.mark.parametrize("speeds", [[1024] * 2, [1024, 1000, 420, 420], [400, 2800, 2800, 3100], [9, 5, 5, 1, 1, 1]])
+def test_threads(tmp_path, jvm, name, speeds):
+    for number, speed in enumerate(speeds):
+        folder = tmp_path / f"cpu{number}"
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text(f"{speed}\n")
+    expected = len(without_slowest_class(sysfs_speeds(tmp_path, set(range(len(speeds))))))
+    assert jvm.ask("threads", sysfs=str(tmp_path)) == expected
+    assert jvm.ask("threads", sysfs=str(tmp_path / "nowhere")) == 3
 
 
 # Bundles that are damaged

@@ -139,6 +139,13 @@ final class CoreTests {
                 return rounds(request);
             case "chat":
                 return chat(request);
+            case "memory":
+                Manifest bundle = Manifest.load(request.file("bundle"));
+                Memory memory = new Memory(bundle, request.integer("context"), request.integer("margin"),
+                    (Boolean) request.values.get("drafts"));
+                return Arrays.asList(memory.weightsBytes, memory.drafterBytes, memory.kvBytes);
+            case "threads":
+                return Cpus.defaultThreads(request.file("sysfs"), 3);
             case "encode rows":
                 return encodeRows(request);
             case "table":
