@@ -12,7 +12,6 @@ APK=$OUT/gemma4-mtp.apk
 KEY=$OUT/throw-away.keystore
 ASM=/usr/share/java/asm.jar:/usr/share/java/asm-tree.jar
 ABIS=(arm64-v8a x86_64)
-PAGE=16384 # bytes: the largest memory page of Android devices, which a library in an APK must lie on to be mapped
 # Without what sends usage data: nothing would start it, and the app may not use the network.
 LEFT_OUT=(ai/onnxruntime/telemetry/ ai/onnxruntime/TelemetryInitializer)
 
@@ -35,18 +34,17 @@ java -classpath "$WORK/desugar:$ASM" Desugar "$WORK/classes.jar" "$WORK/onnxrunt
 
 aapt2 compile --dir android_demo/app/res -o "$WORK/res.zip"
 aapt2 link -I "$TOOLS/android.jar" --manifest android_demo/app/AndroidManifest.xml --java "$WORK/generated" \
-    -o "$WORK/unaligned.apk" "$WORK/res.zip"
+    -o "$WORK/resources.apk" "$WORK/res.zip"
 
 mapfile -t SOURCES < <(find android_demo/core/src android_demo/app/plain android_demo/app/src "$WORK/generated" -name '*.java')
 compile_java "$WORK/onnxruntime.jar" "$WORK/classes" "${SOURCES[@]}"
 java -jar "$TOOLS/dx.jar" --dex --min-sdk-version=26 --output="$WORK/classes.dex" "$WORK/classes" "$WORK/onnxruntime.jar"
 
-(cd "$WORK" && zip -q -X unaligned.apk classes.dex && zip -q -X -0 -r unaligned.apk lib)
-zipalign -f "$PAGE" "$WORK/unaligned.apk" "$WORK/aligned.apk"
+python3 android_demo/pack.py "$WORK/unsigned.apk" "$WORK/resources.apk" "$WORK/classes.dex" "$WORK/lib"
 [ -f "$KEY" ] || keytool -genkeypair -keystore "$KEY" -storepass throw-away -alias key -keyalg RSA -keysize 2048 \
     -validity 10000 -dname 'CN=throw-away' 2> /dev/null
 apksigner sign --ks "$KEY" --ks-pass pass:throw-away --min-sdk-version 26 --v1-signing-enabled false --v4-signing-enabled false \
-    --out "$APK" "$WORK/aligned.apk"
-zipalign -c "$PAGE" "$APK"
+    --out "$APK" "$WORK/unsigned.apk"
+zipalign -c 16384 "$APK" || { echo "error: $APK: libraries do not lie on page bounds" >&2; exit 2; }
 
 echo "$APK: $(stat -c %s "$APK") bytes, of which native libraries $(cat "$WORK"/lib/*/*.so | wc -c); ${ABIS[*]}"

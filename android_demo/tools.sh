@@ -3,7 +3,7 @@
 #   onnxruntime.aar    onnxruntime's Java classes and native libraries, from npm, verified
 #   android.jar dx.jar the framework's classes and the compiler to dex, from Debian's previous release: downloaded by apt
 #                      with a source list of its own, so signatures are checked and nothing else is taken from there
-# aapt2, zipalign, apksigner, dexdump, zip, a JDK and ASM, which rewrites class files, are installed from the machine's own
+# aapt2, zipalign, apksigner, dexdump, a JDK and ASM, which rewrites class files, are installed from the machine's own
 # Debian where they are missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,7 +20,7 @@ fail() { echo "error: $*" >&2; exit 2; }
 
 install_commands() {
     local missing=()
-    for pair in aapt2:aapt zipalign:zipalign apksigner:apksigner dexdump:dexdump zip:zip unzip:unzip javac:default-jdk-headless; do
+    for pair in aapt2:aapt zipalign:zipalign apksigner:apksigner dexdump:dexdump unzip:unzip python3:python3 javac:default-jdk-headless; do
         command -v "${pair%%:*}" > /dev/null || missing+=("${pair##*:}")
     done
     [ -f "$ASM" ] || missing+=(libasm-java)

@@ -44,6 +44,16 @@ public final class Bundles {
         return files;
     }
 
+    /** Of all files in it. */
+    public static long sizeBytes(File path) {
+        File[] children = path.listFiles();
+        long size = children == null ? path.length() : 0;
+        for (File child : children == null ? new File[0] : children) {
+            size += sizeBytes(child);
+        }
+        return size;
+    }
+
     /** With all that is in it; false if something stays. */
     public static boolean delete(File path) {
         File[] children = path.listFiles();

@@ -11,6 +11,8 @@ public final class Figures {
     public final double firstTokenS;
     /** Of the drafts that were verified, 0 where there were none. */
     public final double acceptance;
+    /** Whether any draft was verified. */
+    public final boolean drafts;
     /** Of the last block; 0 is plain decoding. */
     public final int draftLength;
     public final long residentBytes;
@@ -25,6 +27,7 @@ public final class Figures {
         }
         Stats stats = new Stats(rounds);
         tokensPerSecond = tokens > 1 && decodeS > 0 ? (tokens - 1) / decodeS : 0;
+        drafts = stats.drafted > 0;
         acceptance = stats.drafted > 0 ? stats.accepted / (double) stats.drafted : 0;
         draftLength = rounds.isEmpty() ? 0 : rounds.get(rounds.size() - 1).drafted;
         this.firstTokenS = firstTokenS;

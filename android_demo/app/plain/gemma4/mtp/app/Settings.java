@@ -73,10 +73,14 @@ public final class Settings {
         return (int) value;
     }
 
-    /** Chosen, or the cores without the slowest class. */
+    /** Chosen, or the usual number. */
     public int threads() {
-        return threads > 0 ? threads
-                           : Cpus.defaultThreads(Cpus.SYSFS, Runtime.getRuntime().availableProcessors());
+        return threads > 0 ? threads : usualThreads();
+    }
+
+    /** The cores of this device without the slowest class. */
+    static int usualThreads() {
+        return Math.min(Cpus.defaultThreads(Cpus.SYSFS, Runtime.getRuntime().availableProcessors()), MAX_THREADS);
     }
 
     public Sampling sampling(SamplingSpec defaults, long seed) {
