@@ -38,10 +38,11 @@ done
 cp "$OUT/resources.apk" "$OUT/unaligned.apk"
 # As they are, so that the system maps them from the APK and loads no copy.
 (cd "$OUT/apk" && zip -q -X "$OUT/unaligned.apk" classes.dex && zip -q -X -0 -r "$OUT/unaligned.apk" lib)
-zipalign 16384 "$OUT/unaligned.apk" "$OUT/aligned.apk"
+python3 android_demo/align.py "$OUT/unaligned.apk" "$OUT/aligned.apk"
 
 keytool -genkeypair -keystore "$OUT/key.jks" -storepass throwaway -keypass throwaway -alias key -keyalg RSA -keysize 2048 \
     -validity 10000 -dname CN=throwaway > /dev/null 2>&1
 apksigner sign --ks "$OUT/key.jks" --ks-pass pass:throwaway --min-sdk-version "$MIN_SDK" --out "$APK" "$OUT/aligned.apk"
 rm "$OUT/key.jks"
+zipalign -c -p 4 "$APK"
 echo "$APK: $(($(stat -c %s "$APK") / 1000000)) MB, ${ABIS[*]}"

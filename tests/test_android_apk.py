@@ -57,6 +57,12 @@ def test_libraries_are_mapped_from_the_file(apk):
         assert all(alignment >= PAGE_BYTES for alignment in load_alignments(apk.read(name))), name
 
 
+def test_resources_are_mapped_too(apk):
+    """Which Android demands from version 11 on."""
+    entry = apk.getinfo("resources.arsc")
+    assert entry.compress_type == zipfile.ZIP_STORED and data_offset(entry) % 4 == 0
+
+
 def data_offset(entry: zipfile.ZipInfo) -> int:
     with open(APK, "rb") as file:
         file.seek(entry.header_offset)

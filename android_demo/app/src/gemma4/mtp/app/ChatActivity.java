@@ -43,17 +43,15 @@ public final class ChatActivity extends Activity implements Engine.Screen {
                 sendOrStop();
             }
         });
-        engine.show(this);
-        if (!engine.loaded() && !engine.busy()) {
-            loadLast();
-        }
-        ready();
     }
 
     @Override
     protected void onResume() {
         super.onResume();
         engine.show(this);
+        if (!engine.loaded() && !engine.busy()) {
+            loadLast();
+        }
         ready();
     }
 

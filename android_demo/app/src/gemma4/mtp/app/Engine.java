@@ -2,7 +2,6 @@ package gemma4.mtp.app;
 
 import android.app.ActivityManager;
 import android.content.Context;
-import android.os.Debug;
 import android.os.Handler;
 import android.os.Looper;
 import gemma4.mtp.ChatTurns;
@@ -39,6 +38,9 @@ final class Engine {
         /** What was asked for is done, or has failed; the status says which. */
         void ready();
     }
+
+    private static final double HEAP_SHARE =
+        0.8; // that KV rows may take: Android counts direct buffers as the app's heap
 
     private final Context context;
     private final Settings settings;
@@ -99,15 +101,19 @@ final class Engine {
                 status(context.getString(R.string.loading, bundle.getName()));
                 Manifest manifest = Manifest.load(bundle);
                 int tokens = settings.context((int) Math.min(Integer.MAX_VALUE, manifest.target.maxContextTokens));
-                policy = settings.policy();
-                Memory need = new Memory(manifest, tokens, Session.MARGIN_ROWS, policy.drafters.contains("mtp"));
+                Memory need = new Memory(manifest, tokens, Session.MARGIN_ROWS, true);
                 long free = availableBytes();
                 if (need.totalBytes() > free) {
                     throw new ValueError(context.getString(
                         R.string.does_not_fit, bundle.getName(), need.describe(), Memory.megabytes(free)));
                 }
+                long heap = Runtime.getRuntime().maxMemory();
+                if (need.kvBytes > HEAP_SHARE * heap) {
+                    throw new ValueError(context.getString(
+                        R.string.heap_too_small, tokens, Memory.megabytes(need.kvBytes), Memory.megabytes(heap)));
+                }
                 graphs = new OrtGraphs(settings.threads());
-                pair = Pair.load(bundle, policy, graphs);
+                pair = Pair.load(bundle, DraftPolicy.auto("mtp", "ngram"), graphs);
                 policy = pair.policy;
                 tokens = Math.min(tokens, pair.target.maxContextTokens());
                 session = new Session(
@@ -138,7 +144,7 @@ final class Engine {
         run(new Work() {
             @Override
             public void run() {
-                policy = pair.offReason == null && !samePolicy() ? settings.policy() : policy;
+                choosePolicy();
                 List<ChatTurns.Message> asked = new ArrayList<>(history);
                 asked.add(new ChatTurns.Message(ChatTurns.USER, message));
                 int[] prompt = pair.manifest.chat == null
@@ -159,9 +165,12 @@ final class Engine {
         });
     }
 
-    /** An automatic policy goes on from text to text, with what it has learned. */
-    private boolean samePolicy() {
-        return policy.costs != null && settings.draftTokens() == Settings.AUTO;
+    /** What the settings say now, where the drafter can draft; an automatic policy goes on with what it has learned. */
+    private void choosePolicy() {
+        boolean goesOn = policy.costs != null && settings.draftTokens() == Settings.AUTO;
+        if (pair.offReason == null && !goesOn) {
+            policy = settings.policy();
+        }
     }
 
     private Sampling sampling() {
@@ -197,6 +206,7 @@ final class Engine {
     /** Frees the graphs; for when the app is left. */
     void close() {
         stop();
+        session = null;
         worker.execute(new Runnable() {
             @Override
             public void run() {
@@ -290,7 +300,7 @@ final class Engine {
         }
         Stats stats = new Stats(rounds);
         double aRound = (tokens - 1) / (double) Math.max(1, rounds.size() - 1);
-        long megabytes = Debug.getPss() / 1024;
+        long megabytes = Memory.residentBytes() / 1000000;
         String line = context.getString(
             R.string.live, (tokens - 1) / decodeS, prefillS, stats.accepted, stats.drafted, aRound, megabytes);
         String off = pair.offReason != null ? pair.offReason : policy.offReason();

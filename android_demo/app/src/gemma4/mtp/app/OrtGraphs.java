@@ -16,6 +16,7 @@ import gemma4.mtp.Tensor;
 import gemma4.mtp.ValueError;
 import java.io.File;
 import java.nio.FloatBuffer;
+import java.nio.ShortBuffer;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
@@ -145,10 +146,15 @@ final class OrtGraphs implements Pair.GraphLoader, AutoCloseable {
             for (int i = 0; i < shape.length; i++) {
                 shape[i] = tensor.shape[i];
             }
-            if (tensor.dtype.equals("float32")) {
-                return OnnxTensor.createTensor(environment, tensor.floats(), shape);
+            switch (tensor.dtype) {
+                case "float32":
+                    return OnnxTensor.createTensor(environment, tensor.floats(), shape);
+                case "float16":
+                    ShortBuffer halves = tensor.bytes().asShortBuffer();
+                    return OnnxTensor.createTensor(environment, halves, shape, OnnxJavaType.FLOAT16);
+                default:
+                    return OnnxTensor.createTensor(environment, tensor.bytes(), shape, OnnxJavaType.INT8);
             }
-            return OnnxTensor.createTensor(environment, tensor.bytes(), shape, type(tensor.dtype));
         }
 
         private static Map<String, Tensor> copies(OrtSession.Result result) {
