@@ -9,7 +9,7 @@ TOOLS=$PWD/build/android/tools
 OUT=$PWD/build/android/app
 APK=$PWD/build/android/gemma4-mtp.apk
 ABIS=(arm64-v8a x86_64)
-ASM=/usr/share/java/asm.jar
+ASM=/usr/share/java/asm.jar:/usr/share/java/asm-tree.jar
 MIN_SDK=26
 
 rm -rf "$OUT" "$APK"

@@ -93,6 +93,15 @@ def dex_classes(dex: bytes) -> set[str]:
     return names
 
 
+def test_dex_has_no_lambda(apk):
+    """Android's runtime makes none, and dx would let them pass: no call site stands in the map of the file."""
+    dex = apk.read("classes.dex")
+    (at,) = struct.unpack_from("<I", dex, 0x34)
+    (count,) = struct.unpack_from("<I", dex, at)
+    kinds = {struct.unpack_from("<H", dex, at + 4 + 12 * i)[0] for i in range(count)}
+    assert {0x0001, 0x0006} <= kinds and not kinds & {0x0007, 0x0008}, "call sites and method handles"
+
+
 def test_dex_holds_the_classes_that_the_manifest_names(apk):
     classes = dex_classes(apk.read("classes.dex"))
     tree = run("aapt2", "dump", "xmltree", "--file", "AndroidManifest.xml", APK)

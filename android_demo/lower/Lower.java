@@ -7,20 +7,21 @@ import java.util.zip.ZipEntry;
 import java.util.zip.ZipInputStream;
 import java.util.zip.ZipOutputStream;
 import org.objectweb.asm.ClassReader;
-import org.objectweb.asm.ClassVisitor;
 import org.objectweb.asm.ClassWriter;
-import org.objectweb.asm.FieldVisitor;
-import org.objectweb.asm.MethodVisitor;
 import org.objectweb.asm.Opcodes;
+import org.objectweb.asm.tree.AbstractInsnNode;
+import org.objectweb.asm.tree.ClassNode;
+import org.objectweb.asm.tree.InvokeDynamicInsnNode;
+import org.objectweb.asm.tree.MethodNode;
 
 /**
  * Classes of a newer Java in the form of Java 8, which is all that dx reads: java Lower IN.jar OUT.jar PREFIX...
  * Classes whose path begins with a PREFIX are left out.
  *
  * Since Java 11 classes within each other reach private members directly, and private methods are called as virtual
- * ones. An older machine allows neither, so private members become package-private. What else is newer (lambdas, which
- * Android's runtime cannot make) stays, and fails where it is run: in the library that this is for, only texts for
- * debugging and options of other devices have any, and the app uses neither.
+ * ones. An older machine allows neither, so private members become package-private. A method with a lambda, which
+ * Android's runtime cannot make, is left out: in the library that this is for, that is one text for debugging and the
+ * options of other processors.
  */
 public final class Lower {
     private Lower() {}
@@ -44,31 +45,26 @@ public final class Lower {
     }
 
     private static byte[] lower(byte[] code) {
+        ClassNode found = new ClassNode();
+        new ClassReader(code).accept(found, 0);
+        found.version = Math.min(found.version, Opcodes.V1_8);
+        found.nestHostClass = null;
+        found.nestMembers = null;
+        found.methods.removeIf(Lower::hasLambda);
+        found.methods.forEach(method -> method.access &= ~Opcodes.ACC_PRIVATE);
+        found.fields.forEach(field -> field.access &= ~Opcodes.ACC_PRIVATE);
         ClassWriter writer = new ClassWriter(0);
-        new ClassReader(code).accept(new ClassVisitor(Opcodes.ASM9, writer) {
-            @Override
-            public void visit(
-                int version, int access, String name, String signature, String parent, String[] interfaces) {
-                super.visit(Math.min(version, Opcodes.V1_8), access, name, signature, parent, interfaces);
-            }
-
-            @Override
-            public void visitNestHost(String host) {}
-
-            @Override
-            public void visitNestMember(String member) {}
-
-            @Override
-            public FieldVisitor visitField(int access, String name, String type, String signature, Object value) {
-                return super.visitField(access & ~Opcodes.ACC_PRIVATE, name, type, signature, value);
-            }
-
-            @Override
-            public MethodVisitor visitMethod(int access, String name, String type, String signature, String[] thrown) {
-                return super.visitMethod(access & ~Opcodes.ACC_PRIVATE, name, type, signature, thrown);
-            }
-        }, 0);
+        found.accept(writer);
         return writer.toByteArray();
+    }
+
+    private static boolean hasLambda(MethodNode method) {
+        for (AbstractInsnNode instruction : method.instructions) {
+            if (instruction instanceof InvokeDynamicInsnNode) {
+                return true;
+            }
+        }
+        return false;
     }
 
     private static byte[] read(InputStream in) throws IOException {
