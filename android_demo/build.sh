@@ -1,50 +1,48 @@
 #!/usr/bin/env bash
-# The app as a signed APK, build/android/gemma4-mtp.apk: bash android_demo/build.sh
-# Every step is one command of the Android tools; tools.sh brings them.
+# The APK, without Gradle: bash android_demo/build.sh -> build/android/gemma4-mtp.apk
+# Signed with a key that is made for this build and thrown away: for trying, not for a store.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash android_demo/tools.sh
 
-OUT=$PWD/build/android
-TOOLS=$OUT/tools
-WORK=$OUT/work
-APK=$OUT/gemma4-mtp.apk
-KEY=$OUT/throw-away.keystore
-ASM=/usr/share/java/asm.jar:/usr/share/java/asm-tree.jar
+TOOLS=$PWD/build/android/tools
+OUT=$PWD/build/android/app
+APK=$PWD/build/android/gemma4-mtp.apk
 ABIS=(arm64-v8a x86_64)
-# Without what sends usage data: nothing would start it, and the app may not use the network.
-LEFT_OUT=(ai/onnxruntime/telemetry/ ai/onnxruntime/TelemetryInitializer)
+ASM=/usr/share/java/asm.jar:/usr/share/java/asm-tree.jar
+MIN_SDK=26
 
-compile_java() { # CLASSPATH FOLDER SOURCE..: as Java 8, against Android's own classes, so that nothing newer is used
-    local classpath=$1 folder=$2
-    shift 2
-    mkdir -p "$folder"
-    javac -encoding UTF-8 -Xlint:all,-options -Werror -source 8 -target 8 -bootclasspath "$TOOLS/android.jar" \
-        -classpath "$classpath" -d "$folder" "$@"
-}
+rm -rf "$OUT" "$APK"
+mkdir -p "$OUT"/{aar,lower,library,res,gen,classes,apk}
 
-rm -rf "$WORK" "$APK"
-mkdir -p "$WORK/lib" "$WORK/desugar" "$WORK/generated"
+# onnxruntime's classes are of Java 17, dx reads those of Java 8. Its telemetry is left out: the app has no network.
+unzip -q "$TOOLS/onnxruntime.aar" classes.jar "jni/*" -d "$OUT/aar"
+javac -cp "$ASM" -d "$OUT/lower" android_demo/lower/Lower.java
+java -cp "$OUT/lower:$ASM" Lower "$OUT/aar/classes.jar" "$OUT/library/onnxruntime.jar" \
+    ai/onnxruntime/telemetry/ ai/onnxruntime/TelemetryInitializer
 
-unzip -q -o "$TOOLS/onnxruntime.aar" classes.jar $(printf 'jni/%s/*.so ' "${ABIS[@]}") -d "$WORK"
-for abi in "${ABIS[@]}"; do mv "$WORK/jni/$abi" "$WORK/lib/"; done
+aapt2 compile --dir android_demo/app/res -o "$OUT/res/compiled.zip"
+aapt2 link -o "$OUT/resources.apk" -I "$TOOLS/android.jar" --manifest android_demo/app/AndroidManifest.xml \
+    --java "$OUT/gen" --auto-add-overlay "$OUT/res/compiled.zip"
 
-javac -Xlint:all -Werror -classpath "$ASM" -d "$WORK/desugar" android_demo/desugar/Desugar.java
-java -classpath "$WORK/desugar:$ASM" Desugar "$WORK/classes.jar" "$WORK/onnxruntime.jar" "${LEFT_OUT[@]}"
+find android_demo/core/src android_demo/app/plain android_demo/app/src "$OUT/gen" -name '*.java' > "$OUT/sources"
+javac -Xlint:all,-options,-deprecation -Werror -source 8 -target 8 -bootclasspath "$TOOLS/android.jar" \
+    -cp "$OUT/library/onnxruntime.jar" -d "$OUT/classes" "@$OUT/sources"
+java -cp "$TOOLS/dx.jar" com.android.dx.command.Main --dex "--min-sdk-version=$MIN_SDK" "--output=$OUT/apk/classes.dex" \
+    "$OUT/classes" "$OUT/library/onnxruntime.jar"
 
-aapt2 compile --dir android_demo/app/res -o "$WORK/res.zip"
-aapt2 link -I "$TOOLS/android.jar" --manifest android_demo/app/AndroidManifest.xml --java "$WORK/generated" \
-    -o "$WORK/resources.apk" "$WORK/res.zip"
+for abi in "${ABIS[@]}"; do
+    mkdir -p "$OUT/apk/lib/$abi"
+    cp "$OUT/aar/jni/$abi"/*.so "$OUT/apk/lib/$abi/"
+done
+cp "$OUT/resources.apk" "$OUT/unaligned.apk"
+# As they are, so that the system maps them from the APK and loads no copy.
+(cd "$OUT/apk" && zip -q -X "$OUT/unaligned.apk" classes.dex && zip -q -X -0 -r "$OUT/unaligned.apk" lib)
+python3 android_demo/align.py "$OUT/unaligned.apk" "$OUT/aligned.apk"
 
-mapfile -t SOURCES < <(find android_demo/core/src android_demo/app/plain android_demo/app/src "$WORK/generated" -name '*.java')
-compile_java "$WORK/onnxruntime.jar" "$WORK/classes" "${SOURCES[@]}"
-java -jar "$TOOLS/dx.jar" --dex --min-sdk-version=26 --output="$WORK/classes.dex" "$WORK/classes" "$WORK/onnxruntime.jar"
-
-python3 android_demo/pack.py "$WORK/unsigned.apk" "$WORK/resources.apk" "$WORK/classes.dex" "$WORK/lib"
-[ -f "$KEY" ] || keytool -genkeypair -keystore "$KEY" -storepass throw-away -alias key -keyalg RSA -keysize 2048 \
-    -validity 10000 -dname 'CN=throw-away' 2> /dev/null
-apksigner sign --ks "$KEY" --ks-pass pass:throw-away --min-sdk-version 26 --v1-signing-enabled false --v4-signing-enabled false \
-    --out "$APK" "$WORK/unsigned.apk"
-zipalign -c 16384 "$APK" || { echo "error: $APK: libraries do not lie on page bounds" >&2; exit 2; }
-
-echo "$APK: $(stat -c %s "$APK") bytes, of which native libraries $(cat "$WORK"/lib/*/*.so | wc -c); ${ABIS[*]}"
+keytool -genkeypair -keystore "$OUT/key.jks" -storepass throwaway -keypass throwaway -alias key -keyalg RSA -keysize 2048 \
+    -validity 10000 -dname CN=throwaway > /dev/null 2>&1
+apksigner sign --ks "$OUT/key.jks" --ks-pass pass:throwaway --min-sdk-version "$MIN_SDK" --out "$APK" "$OUT/aligned.apk"
+rm "$OUT/key.jks"
+zipalign -c -p 4 "$APK"
+echo "$APK: $(($(stat -c %s "$APK") / 1000000)) MB, ${ABIS[*]}"

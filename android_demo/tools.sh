@@ -3,15 +3,13 @@
 #   onnxruntime.aar    onnxruntime's Java classes and native libraries, from npm, verified
 #   android.jar dx.jar the framework's classes and the compiler to dex, from Debian's previous release: downloaded by apt
 #                      with a source list of its own, so signatures are checked and nothing else is taken from there
-# aapt2, zipalign, apksigner, dexdump, a JDK and ASM, which rewrites class files, are installed from the machine's own
-# Debian where they are missing.
+# aapt2, zipalign, apksigner, ASM and a JDK are installed from the machine's own Debian where they are missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 OUT=$PWD/build/android/tools
 ORT_PACKAGE=com.github.asus4.onnxruntime@0.4.9  # onnxruntime 1.29.0 as Microsoft built it for Android
 ORT_FILE=package/Plugins/Android/onnxruntime.aar
 ORT_SHA256=98cddbac92640b4a6af72a03c42e0491851f366d3da66bbaeb5dd66310946cf2
-ASM=/usr/share/java/asm-tree.jar
 PREVIOUS=bullseye
 KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 PREVIOUS_PACKAGES=(dalvik-exchange libandroid-23-java)
@@ -20,10 +18,10 @@ fail() { echo "error: $*" >&2; exit 2; }
 
 install_commands() {
     local missing=()
-    for pair in aapt2:aapt zipalign:zipalign apksigner:apksigner dexdump:dexdump unzip:unzip python3:python3 javac:default-jdk-headless; do
+    for pair in aapt2:aapt zipalign:zipalign apksigner:apksigner javac:default-jdk-headless zip:zip unzip:unzip; do
         command -v "${pair%%:*}" > /dev/null || missing+=("${pair##*:}")
     done
-    [ -f "$ASM" ] || missing+=(libasm-java)
+    [ -f /usr/share/java/asm.jar ] || missing+=(libasm-java)
     [ ${#missing[@]} = 0 ] && return
     command -v apt-get > /dev/null || fail "${missing[*]}: not installed, and this is no Debian; install them by hand"
     [ "$(id -u)" = 0 ] || fail "${missing[*]}: not installed; run: sudo apt-get install ${missing[*]}"

@@ -1,6 +1,7 @@
 """The Java core of android_demo in a JVM of its own, at the end of a pipe: CoreTests.java answers what is asked."""
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -17,12 +18,19 @@ class Refused(ValueError):
 
 
 class Jvm:
-    """Requests to CoreTests.java; see its `answer`."""
+    """Requests to CoreTests.java, or to another class that answers like it; see its `answer`."""
 
-    def __init__(self, classes: Path, heap: str = "512m"):
+    def __init__(self, classes: Path, heap: str = "512m", main: str = "CoreTests", natives: Path | None = None):
+        """natives: a folder of libraries, where there are any to load."""
         self.classes = classes
-        command = ["java", f"-Xmx{heap}", "-ea", "-cp", str(classes), "gemma4.mtp.CoreTests"]
-        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        command = ["java", f"-Xmx{heap}", "-ea", "-cp", str(classes)]
+        environment = dict(os.environ)
+        if natives:
+            command += [f"-Donnxruntime.native.path={natives}"]
+            environment["LD_LIBRARY_PATH"] = str(natives)
+        command += [f"gemma4.mtp.{main}"]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, env=environment)
 
     def ask(self, do: str, **values: object) -> object:
         """The answer's value. Refused with the sentence where the core refuses."""
@@ -42,7 +50,12 @@ class Jvm:
 
 def compile_core(classes: Path) -> None:
     """The core and its tests as Java 8, without a warning."""
-    sources = sorted(str(path) for path in CORE.rglob("*.java"))
-    command = ["javac", "-Xlint:all,-options", "-Werror", "--release", "8", "-d", str(classes), *sources]
-    done = subprocess.run(command, capture_output=True, text=True)
+    compile_java(classes, [CORE])
+
+
+def compile_java(classes: Path, folders: list[Path], classpath: tuple[Path, ...] = ()) -> None:
+    sources = sorted(str(path) for folder in folders for path in folder.rglob("*.java"))
+    command = ["javac", "-Xlint:all,-options", "-Werror", "--release", "8", "-d", str(classes)]
+    command += ["-cp", ":".join(map(str, classpath))] if classpath else []
+    done = subprocess.run([*command, *sources], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -341,8 +341,9 @@ def test_memory(bundle_of, jvm, dtype):
     bundle = bundle_of("tiny", "int8", "onnx", dtype)
     for context, margin, drafts in ((512, 0, True), (2000, 1024, True), (129, 64, False)):
         ours = needs(contract.load(bundle), "onnx", context, margin, drafts)
-        theirs = jvm.ask("memory", bundle=str(bundle), context=context, margin=margin, drafts=drafts)
+        *theirs, resident = jvm.ask("memory", bundle=str(bundle), context=context, margin=margin, drafts=drafts)
         assert theirs == [ours.weights_bytes, ours.drafter_bytes, ours.kv_bytes]
+        assert 1e7 < resident < 1e10
 
 
 @needs_jdk

@@ -2,6 +2,9 @@ package gemma4.mtp;
 
 import gemma4.mtp.Specs.KVLayerSpec;
 import gemma4.mtp.Specs.KVSpec;
+import java.io.BufferedReader;
+import java.io.FileReader;
+import java.io.IOException;
 import java.util.Locale;
 import java.util.Map;
 
@@ -41,6 +44,20 @@ public final class Memory {
 
     public static String megabytes(long bytes) {
         return String.format(Locale.ROOT, "%.1f MB", bytes / 1e6);
+    }
+
+    /** Of this process now, mapped files included; 0 where the system does not tell. */
+    public static long residentBytes() {
+        try (BufferedReader reader = new BufferedReader(new FileReader("/proc/self/status"))) {
+            for (String line = reader.readLine(); line != null; line = reader.readLine()) {
+                if (line.startsWith("VmRSS:")) {
+                    return 1024 * Long.parseLong(line.replaceAll("[^0-9]", ""));
+                }
+            }
+        } catch (IOException error) {
+            return 0;
+        }
+        return 0;
     }
 
     /** Keys and values of a KvCache whose context is full. */

@@ -143,7 +143,7 @@ final class CoreTests {
                 Manifest bundle = Manifest.load(request.file("bundle"));
                 Memory memory = new Memory(bundle, request.integer("context"), request.integer("margin"),
                     (Boolean) request.values.get("drafts"));
-                return Arrays.asList(memory.weightsBytes, memory.drafterBytes, memory.kvBytes);
+                return Arrays.asList(memory.weightsBytes, memory.drafterBytes, memory.kvBytes, Memory.residentBytes());
             case "threads":
                 return Cpus.defaultThreads(request.file("sysfs"), 3);
             case "encode rows":

@@ -35,7 +35,7 @@ public final class Engine {
         /** That this app's own buffers may still take. */
         long heapBytes();
 
-        /** What the process has. */
+        /** What the process has; 0 where the system does not tell. */
         long residentBytes();
     }
 

@@ -2,9 +2,7 @@ package gemma4.mtp.app;
 
 import android.app.ActivityManager;
 import android.content.Context;
-import java.io.BufferedReader;
-import java.io.FileReader;
-import java.io.IOException;
+import gemma4.mtp.Memory;
 
 /** Memory and graphs of this device. */
 final class AndroidDevice implements Engine.Device {
@@ -35,18 +33,8 @@ final class AndroidDevice implements Engine.Device {
         return runtime.maxMemory() - (runtime.totalMemory() - runtime.freeMemory());
     }
 
-    /** With mapped files, as far as they are in memory; 0 where the system does not tell. */
     @Override
     public long residentBytes() {
-        try (BufferedReader status = new BufferedReader(new FileReader("/proc/self/status"))) {
-            for (String line = status.readLine(); line != null; line = status.readLine()) {
-                if (line.startsWith("VmRSS:")) {
-                    return Long.parseLong(line.replaceAll("[^0-9]", "")) * 1024;
-                }
-            }
-            return 0;
-        } catch (IOException error) {
-            return 0;
-        }
+        return Memory.residentBytes();
     }
 }
