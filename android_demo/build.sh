@@ -25,7 +25,7 @@ aapt2 compile --dir android_demo/app/res -o "$OUT/res/compiled.zip"
 aapt2 link -o "$OUT/resources.apk" -I "$TOOLS/android.jar" --manifest android_demo/app/AndroidManifest.xml \
     --java "$OUT/gen" --auto-add-overlay "$OUT/res/compiled.zip"
 
-find android_demo/core/src android_demo/app/plain android_demo/app/src "$OUT/gen" -name '*.java' > "$OUT/sources"
+find android_demo/core/src android_demo/app/{plain,onnxruntime,src} "$OUT/gen" -name '*.java' > "$OUT/sources"
 javac -Xlint:all,-options,-deprecation -Werror -source 8 -target 8 -bootclasspath "$TOOLS/android.jar" \
     -cp "$OUT/library/onnxruntime.jar" -d "$OUT/classes" "@$OUT/sources"
 java -cp "$TOOLS/dx.jar" com.android.dx.command.Main --dex "--min-sdk-version=$MIN_SDK" "--output=$OUT/apk/classes.dex" \
