@@ -26,7 +26,8 @@ IGNORED_TAG = 0x60000000
 
 _missing = [path for path in (AAR, CLASSES, WHEEL, GLIBC / "libc.so.6") if not path.exists()]
 needs_natives = pytest.mark.skipif(
-    bool(_missing), reason=f"no {_missing[0] if _missing else ''}: run `make apk` and install onnxruntime 1.29.0, as .ci/run does"
+    bool(_missing),
+    reason=f"no {_missing[0] if _missing else ''}: run `make apk` and install onnxruntime 1.29.0, as .ci/run does",
 )
 
 
@@ -50,7 +51,10 @@ def for_glibc(library: bytes) -> bytes:
         if kind == PROGRAM_RELRO:
             struct.pack_into("<I", data, header, PROGRAM_NULL)
         elif kind == PROGRAM_DYNAMIC:
-            (first,), (length,) = struct.unpack_from("<Q", data, header + 8), struct.unpack_from("<Q", data, header + 32)
+            (first,), (length,) = (
+                struct.unpack_from("<Q", data, header + 8),
+                struct.unpack_from("<Q", data, header + 32),
+            )
             for entry in range(first, first + length, 16):
                 (tag,) = struct.unpack_from("<Q", data, entry)
                 if tag in VERSION_TAGS:
