@@ -236,6 +236,21 @@ def test_rows_of_tables(bundle_of, jvm, recipe):
 
 
 @needs_jdk
+def test_tables_of_more_bytes_than_a_mapping_holds(jvm, tmp_path):
+    """E2B's per-layer table has 2.35 GB; this file has a hole of that size."""
+    rows, columns, offset = 2_400_000, 1000, 4096
+    with open(tmp_path / "table.bin", "wb") as file:
+        file.truncate(offset + rows * columns)
+        asked = [0, 1_073_740, 1_073_741, 1_073_742, 2_147_483, 2_147_484, rows - 1]
+        for row in asked:
+            file.seek(offset + row * columns)
+            file.write(bytes([row % 100, 255]) + bytes(columns - 3) + b"\x07")
+    spec = {"file": "table.bin", "offset_bytes": offset, "dtype": "int8", "shape": [rows, columns]}
+    found = jvm.ask("mapped", folder=str(tmp_path), spec=spec, rows=asked)
+    assert [[row[0], row[1], row[-1]] for row in found] == [[row % 100, -1, 7] for row in asked]
+
+
+@needs_jdk
 def test_rotary_rows(jvm):
     frequencies = [float(np.float32(1e6 ** -(i / 64))) for i in range(64)]
     for first in (0, 127, 4096, 131_000):

@@ -148,6 +148,16 @@ final class CoreTests {
                 return Cpus.defaultThreads(request.file("sysfs"), 3);
             case "encode rows":
                 return encodeRows(request);
+            case "mapped":
+                MappedArray mapped =
+                    new MappedArray(request.file("folder"), new Specs.ArraySpec(request.values.get("spec"), "spec"));
+                List<Object> found = new ArrayList<>();
+                for (int row : request.ids("rows")) {
+                    float[] values = new float[mapped.columns];
+                    mapped.read(row, values);
+                    found.add(values);
+                }
+                return found;
             case "table":
                 return table(request);
             case "rope":
