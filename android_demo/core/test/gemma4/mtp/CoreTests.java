@@ -149,15 +149,7 @@ final class CoreTests {
             case "encode rows":
                 return encodeRows(request);
             case "mapped":
-                MappedArray mapped =
-                    new MappedArray(request.file("folder"), new Specs.ArraySpec(request.values.get("spec"), "spec"));
-                List<Object> found = new ArrayList<>();
-                for (int row : request.ids("rows")) {
-                    float[] values = new float[mapped.columns];
-                    mapped.read(row, values);
-                    found.add(values);
-                }
-                return found;
+                return mapped(request);
             case "table":
                 return table(request);
             case "rope":
@@ -400,6 +392,18 @@ final class CoreTests {
             parts.put(encoded.partName(part), unsigned);
         }
         return parts;
+    }
+
+    private static Object mapped(Request request) {
+        Specs.ArraySpec spec = new Specs.ArraySpec(request.values.get("spec"), "spec");
+        MappedArray mapped = new MappedArray(request.file("folder"), spec);
+        List<Object> found = new ArrayList<>();
+        for (int row : request.ids("rows")) {
+            float[] values = new float[mapped.columns];
+            mapped.read(row, values);
+            found.add(values);
+        }
+        return found;
     }
 
     private static Object table(Request request) {
