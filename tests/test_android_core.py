@@ -299,9 +299,9 @@ def test_weights_and_draws(jvm):
 
 
 def random_case(rng: np.random.Generator) -> tuple[np.ndarray, list[int], Sampling]:
-    """Some logits are alike, so that ties meet every filter."""
+    """Some logits are alike, so that ties meet every filter; some are all negative, which a penalty treats otherwise."""
     size = int(rng.integers(2, 400))
-    logits = (rng.normal(0, 4, size).round(int(rng.integers(0, 6)))).astype(np.float32)
+    logits = rng.normal(rng.choice([0, -20]), 4, size).round(int(rng.integers(0, 6))).astype(np.float32)
     text = rng.integers(0, size, int(rng.integers(1, 30))).tolist()
     sampling = Sampling(
         do_sample=bool(rng.random() < 0.9),
