@@ -22,7 +22,7 @@ from runtime_py.cpus import sysfs_speeds, without_slowest_class
 from runtime_py.drafting import DRAFTERS
 from runtime_py.embeddings import EmbeddingTable
 from runtime_py.files import check_hashes
-from runtime_py.loading import load
+from runtime_py.loading import choose_backend, load
 from runtime_py.manifest import KV_PARTS
 from runtime_py.measure import draft_statistics
 from runtime_py.memory import needs
@@ -529,6 +529,25 @@ def test_manifests_that_are_no_json(jvm, bundle_of, folder, data):
 )  # fmt: skip
 def test_manifests_that_are_something_else(jvm, folder, content):
     assert_manifests_alike(jvm, folder, content)
+
+
+@needs_jdk
+def test_a_bundle_for_another_backend(jvm, copy):
+    data = json.loads((copy / "manifest.json").read_text(encoding="utf-8"))
+    data["backends"]["executorch"] = data["backends"].pop("onnx")
+    for graph in data["graphs"].values():
+        graph["files"]["executorch"] = graph["files"].pop("onnx")
+    (copy / "manifest.json").write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(ValueError) as ours:
+        choose_backend(contract.load(copy), "onnx")
+    asked = {
+        "open": {"python": sys.executable, "policy": POLICIES["3"]},
+        "memory": {"context": 64, "margin": 0, "drafts": True},
+    }
+    for do, values in asked.items():
+        with pytest.raises(Refused) as theirs:
+            jvm.ask(do, bundle=str(copy), **values)
+        assert str(theirs.value) == str(ours.value)
 
 
 @needs_jdk

@@ -48,7 +48,7 @@ final class Engine {
     private final ExecutorService worker = Executors.newSingleThreadExecutor();
     private final List<ChatTurns.Message> history = new ArrayList<>();
     private OrtGraphs graphs;
-    private Pair pair;
+    private volatile Pair pair;
     private DraftPolicy policy;
     private volatile Session session;
     private volatile boolean busy;
@@ -113,15 +113,23 @@ final class Engine {
                         R.string.heap_too_small, tokens, Memory.megabytes(need.kvBytes), Memory.megabytes(heap)));
                 }
                 graphs = new OrtGraphs(settings.threads());
-                pair = Pair.load(bundle, DraftPolicy.auto("mtp", "ngram"), graphs);
-                policy = pair.policy;
-                tokens = Math.min(tokens, pair.target.maxContextTokens());
-                session = new Session(
-                    pair.target, pair.drafter, pair.manifest.tokens, tokens, Session.MARGIN_ROWS, Clock.SYSTEM);
+                try {
+                    open(bundle, tokens);
+                } catch (RuntimeException | OutOfMemoryError error) {
+                    release(); // not half of a bundle
+                    throw error;
+                }
                 settings.setBundle(bundle.getPath());
                 status(loadedLine(bundle, need));
             }
         });
+    }
+
+    private void open(File bundle, int tokens) {
+        pair = Pair.load(bundle, DraftPolicy.auto("mtp", "ngram"), graphs);
+        policy = pair.policy;
+        int most = Math.min(tokens, pair.target.maxContextTokens());
+        session = new Session(pair.target, pair.drafter, pair.manifest.tokens, most, Session.MARGIN_ROWS, Clock.SYSTEM);
     }
 
     private String loadedLine(File bundle, Memory need) {
