@@ -45,7 +45,7 @@ fetch_previous_release() {
     [ -f "$OUT/dx.jar" ] && [ -f "$OUT/android.jar" ] && return
     local apt=$OUT/apt site
     site=$(debian_site)
-    [ -n "$site" ] || fail "no source of Debian's main packages is set up; $PREVIOUS is looked for beside it"
+    [ -n "$site" ] || fail "no list of Debian's main packages is here, beside which $PREVIOUS is looked for; run: apt-get update"
     mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$apt/root"
     echo "deb [signed-by=$KEYRING] $site $PREVIOUS main" > "$apt/sources.list"
     local own=(-o "Dir::Etc::SourceList=$apt/sources.list" -o Dir::Etc::SourceParts=/dev/null

@@ -70,6 +70,7 @@ def cases() -> dict[str, dict]:
         "heuristic": case([(0, PROMPT, 120)], 5, "heuristic", right=[5, 7, 4, 0, 0, 2, 9], window=17, chunk_rows=64),
         "stop token in a block": case(once, 4, right=[4, 2], stops=[14]),
         "stop token after a stop": case([(0, PROMPT, 40), (0, [40, 41], 40)], 4, right=[4], stops=[14, 30]),
+        "stop token that no draft foresaw": case([(0, PROMPT, 40), (0, [40, 41], 40)], 2, right=[0], stops=[9, 20]),
         "context full": case([(0, PROMPT, 100)], 4, right=[4, 3], context=40),
         "turns, and some cut": case(again, right=[3, 1, 0]),
         "turns that go back beyond the margin": case(again, right=[3, 1, 0], margin=0, chunk_rows=8),

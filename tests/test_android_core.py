@@ -22,7 +22,7 @@ from runtime_py.cpus import sysfs_speeds, without_slowest_class
 from runtime_py.drafting import DRAFTERS
 from runtime_py.embeddings import EmbeddingTable
 from runtime_py.files import check_hashes
-from runtime_py.loading import load
+from runtime_py.loading import choose_backend, load
 from runtime_py.manifest import KV_PARTS
 from runtime_py.measure import draft_statistics
 from runtime_py.memory import needs
@@ -236,6 +236,21 @@ def test_rows_of_tables(bundle_of, jvm, recipe):
 
 
 @needs_jdk
+def test_tables_of_more_bytes_than_a_mapping_holds(jvm, tmp_path):
+    """E2B's per-layer table has 2.35 GB; this file has a hole of that size."""
+    rows, columns, offset = 2_400_000, 1000, 4096
+    with open(tmp_path / "table.bin", "wb") as file:
+        file.truncate(offset + rows * columns)
+        asked = [0, 1_073_740, 1_073_741, 1_073_742, 2_147_483, 2_147_484, rows - 1]
+        for row in asked:
+            file.seek(offset + row * columns)
+            file.write(bytes([row % 100, 255]) + bytes(columns - 3) + b"\x07")
+    spec = {"file": "table.bin", "offset_bytes": offset, "dtype": "int8", "shape": [rows, columns]}
+    found = jvm.ask("mapped", folder=str(tmp_path), spec=spec, rows=asked)
+    assert [[row[0], row[1], row[-1]] for row in found] == [[row % 100, -1, 7] for row in asked]
+
+
+@needs_jdk
 def test_rotary_rows(jvm):
     frequencies = [float(np.float32(1e6 ** -(i / 64))) for i in range(64)]
     for first in (0, 127, 4096, 131_000):
@@ -284,9 +299,9 @@ def test_weights_and_draws(jvm):
 
 
 def random_case(rng: np.random.Generator) -> tuple[np.ndarray, list[int], Sampling]:
-    """Some logits are alike, so that ties meet every filter."""
+    """Some logits are alike, so that ties meet every filter; some are all negative, which a penalty treats otherwise."""
     size = int(rng.integers(2, 400))
-    logits = (rng.normal(0, 4, size).round(int(rng.integers(0, 6)))).astype(np.float32)
+    logits = rng.normal(rng.choice([0, -20]), 4, size).round(int(rng.integers(0, 6))).astype(np.float32)
     text = rng.integers(0, size, int(rng.integers(1, 30))).tolist()
     sampling = Sampling(
         do_sample=bool(rng.random() < 0.9),
@@ -514,6 +529,25 @@ def test_manifests_that_are_no_json(jvm, bundle_of, folder, data):
 )  # fmt: skip
 def test_manifests_that_are_something_else(jvm, folder, content):
     assert_manifests_alike(jvm, folder, content)
+
+
+@needs_jdk
+def test_a_bundle_for_another_backend(jvm, copy):
+    data = json.loads((copy / "manifest.json").read_text(encoding="utf-8"))
+    data["backends"]["executorch"] = data["backends"].pop("onnx")
+    for graph in data["graphs"].values():
+        graph["files"]["executorch"] = graph["files"].pop("onnx")
+    (copy / "manifest.json").write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(ValueError) as ours:
+        choose_backend(contract.load(copy), "onnx")
+    asked = {
+        "open": {"python": sys.executable, "policy": POLICIES["3"]},
+        "memory": {"context": 64, "margin": 0, "drafts": True},
+    }
+    for do, values in asked.items():
+        with pytest.raises(Refused) as theirs:
+            jvm.ask(do, bundle=str(copy), **values)
+        assert str(theirs.value) == str(ours.value)
 
 
 @needs_jdk

@@ -10,7 +10,7 @@ import java.nio.channels.FileChannel;
 
 /**
  * A matrix inside a file, mapped; only the rows that are asked for are read. A mapping holds at most 2 GB, so that a
- * file has several, each of whole rows.
+ * file has several, each of whole rows. For one thread at a time.
  */
 final class MappedArray {
     private static final int MAPPING_BYTES = 1 << 30;
@@ -21,6 +21,7 @@ final class MappedArray {
     private final int rowBytes;
     private final int rowsPerMapping;
     private final ByteBuffer[] mappings;
+    private final byte[] scratch; // bytes of one row: a draft reads thousands, and makes no garbage
 
     MappedArray(File bundle, ArraySpec spec) {
         File path = new File(bundle, spec.file);
@@ -29,6 +30,7 @@ final class MappedArray {
         columns = Numbers.toInt(spec.shape[1], spec.file);
         rowBytes = Numbers.toInt(Tensor.size(dtype, 1) * columns, spec.file);
         rowsPerMapping = Math.max(1, MAPPING_BYTES / rowBytes);
+        scratch = new byte[rowBytes];
         mappings = new ByteBuffer[(rows - 1) / rowsPerMapping + 1];
         try (RandomAccessFile file = new RandomAccessFile(path, "r")) {
             for (int i = 0; i < mappings.length; i++) {
@@ -43,11 +45,11 @@ final class MappedArray {
         }
     }
 
-    /** A view of one row. */
+    /** The mapping of a row, at its beginning. */
     private ByteBuffer row(int index) {
-        ByteBuffer view = mappings[index / rowsPerMapping].duplicate().order(ByteOrder.LITTLE_ENDIAN);
-        view.position(index % rowsPerMapping * rowBytes);
-        return view;
+        ByteBuffer mapping = mappings[index / rowsPerMapping];
+        mapping.position(index % rowsPerMapping * rowBytes);
+        return mapping;
     }
 
     /** Numbers of a row as they lie: int8, uint8, int32, float32, or bfloat16 as the upper half of a float32. */
@@ -60,22 +62,20 @@ final class MappedArray {
                 out[i] = Float.intBitsToFloat((row.getShort() & 0xffff) << 16);
             }
         } else {
-            byte[] bytes = new byte[columns];
-            row.get(bytes);
+            row.get(scratch);
             int mask = dtype.equals("int8") ? -1 : 0xff;
             for (int i = 0; i < columns; i++) {
-                out[i] = bytes[i] & mask;
+                out[i] = scratch[i] & mask;
             }
         }
     }
 
     /** A row of two numbers a byte, low nibble first. */
     void readNibbles(int index, float[] out) {
-        byte[] bytes = new byte[columns];
-        row(index).get(bytes);
+        row(index).get(scratch);
         for (int i = 0; i < columns; i++) {
-            out[2 * i] = bytes[i] & 15;
-            out[2 * i + 1] = (bytes[i] >> 4) & 15;
+            out[2 * i] = scratch[i] & 15;
+            out[2 * i + 1] = (scratch[i] >> 4) & 15;
         }
     }
 

@@ -18,9 +18,12 @@ public final class Memory {
     public final long kvBytes;
     private final int contextTokens;
 
-    /** contextTokens, marginRows as for KvCache; drafts: whether the bundle's drafter is loaded. */
+    /**
+     * contextTokens, marginRows as for KvCache; drafts: whether the bundle's drafter is loaded. ValueError if the
+     * bundle has no graphs for Pair.BACKEND.
+     */
     public Memory(Manifest manifest, int contextTokens, int marginRows, boolean drafts) {
-        Map<String, Long> loaded = manifest.backends.get(Pair.BACKEND).loadedBytes;
+        Map<String, Long> loaded = Pair.backend(manifest).loadedBytes;
         weightsBytes = loaded.get("self_decoder") + loaded.get("cross_decoder");
         long drafter = loaded.get("drafter");
         if (manifest.drafter.centroidHead != null) {

@@ -35,7 +35,7 @@ public final class Pair {
     /** ValueError if the bundle does not load. A drafter that is missing or corrupt only turns drafting off. */
     public static Pair load(File bundle, DraftPolicy wanted, GraphLoader loader) {
         Manifest manifest = Manifest.load(bundle);
-        checkBackend(manifest);
+        backend(manifest);
         Graph selfDecoder = graph(bundle, manifest, "self_decoder", loader);
         Graph crossDecoder = graph(bundle, manifest, "cross_decoder", loader);
         GraphTarget target = new GraphTarget(bundle, manifest, BACKEND, selfDecoder, crossDecoder);
@@ -57,12 +57,14 @@ public final class Pair {
         return new Pair(manifest, target, drafter, offReason, policy, tokenizer(bundle, manifest));
     }
 
-    /** ValueError if the bundle has no files that can be run here. */
-    public static void checkBackend(Manifest manifest) {
-        if (!manifest.backends.containsKey(BACKEND)) {
+    /** What the manifest says of BACKEND. ValueError if the bundle was not exported for it. */
+    public static Specs.BackendSpec backend(Manifest manifest) {
+        Specs.BackendSpec spec = manifest.backends.get(BACKEND);
+        if (spec == null) {
             throw new ValueError("the bundle has files for " + ManifestRules.join(manifest.backends.keySet())
                 + ", not for " + BACKEND + "; export it with --backend all");
         }
+        return spec;
     }
 
     private static Graph graph(File bundle, Manifest manifest, String name, GraphLoader loader) {

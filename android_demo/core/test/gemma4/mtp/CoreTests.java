@@ -148,6 +148,8 @@ final class CoreTests {
                 return Cpus.defaultThreads(request.file("sysfs"), 3);
             case "encode rows":
                 return encodeRows(request);
+            case "mapped":
+                return mapped(request);
             case "table":
                 return table(request);
             case "rope":
@@ -390,6 +392,18 @@ final class CoreTests {
             parts.put(encoded.partName(part), unsigned);
         }
         return parts;
+    }
+
+    private static Object mapped(Request request) {
+        Specs.ArraySpec spec = new Specs.ArraySpec(request.values.get("spec"), "spec");
+        MappedArray mapped = new MappedArray(request.file("folder"), spec);
+        List<Object> found = new ArrayList<>();
+        for (int row : request.ids("rows")) {
+            float[] values = new float[mapped.columns];
+            mapped.read(row, values);
+            found.add(values);
+        }
+        return found;
     }
 
     private static Object table(Request request) {

@@ -31,7 +31,7 @@ final class OrtGraph implements Graph {
     private final GraphSpec spec;
     private final File model;
 
-    /** ValueError if onnxruntime refuses the file, or if its inputs and outputs are not those of the spec. */
+    /** ValueError if onnxruntime refuses the file. */
     OrtGraph(OrtEnvironment environment, OrtSession.SessionOptions options, File model, GraphSpec spec) {
         this.environment = environment;
         this.model = model;
@@ -39,8 +39,13 @@ final class OrtGraph implements Graph {
         try {
             session = environment.createSession(model.getPath(), options);
         } catch (OrtException error) {
-            throw new ValueError(model + ": onnxruntime cannot load it (" + brief(error) + "); export the bundle again");
+            throw new ValueError(
+                model + ": onnxruntime cannot load it (" + brief(error) + "); export the bundle again");
         }
+    }
+
+    /** ValueError if inputs and outputs are not those of the spec. */
+    void check() {
         try {
             if (!agree(session.getInputInfo(), spec.inputs) || !agree(session.getOutputInfo(), spec.outputs)) {
                 throw new ValueError(

@@ -54,7 +54,8 @@ final class OrtGraphs implements Engine.Graphs {
     public Graph load(File model, GraphSpec spec) {
         try (OrtSession.SessionOptions options = options(spec)) {
             OrtGraph graph = new OrtGraph(environment, options, model, spec);
-            loaded.add(graph);
+            loaded.add(graph); // before it is checked, so that it is closed with the others
+            graph.check();
             return graph;
         } catch (OrtException error) {
             throw new ValueError(model + ": onnxruntime refuses an option: " + error.getMessage());
@@ -68,8 +69,8 @@ final class OrtGraphs implements Engine.Graphs {
         options.setMemoryPatternOptimization(false); // shapes change with every step, a pattern would never repeat
         for (TensorSpec put : spec.inputs) {
             if (!put.dtype.equals("float32")) {
-                // Rows narrower than float32 are cast in the graph, in memory that grows with the text. Java cannot give
-                // the graphs an arena in common, nor ask for late casts; without an arena a step's memory goes back.
+                // Rows narrower than float32 are cast in the graph, in memory that grows with the text. Java cannot
+                // give the graphs an arena in common, nor ask for late casts; without arenas a step's memory goes back.
                 options.setCPUArenaAllocator(false);
                 break;
             }

@@ -2,6 +2,7 @@ package gemma4.mtp.app;
 
 import gemma4.mtp.Manifest;
 import gemma4.mtp.Memory;
+import gemma4.mtp.Pair;
 import gemma4.mtp.Specs.FileSpec;
 import gemma4.mtp.ValueError;
 import java.io.File;
@@ -61,6 +62,7 @@ public final class BundleImport {
             BundleImport work = new BundleImport(source, folder, progress);
             work.copy(Manifest.NAME, null);
             Manifest manifest = Manifest.load(folder);
+            Pair.backend(manifest); // before gigabytes are copied in vain
             return work.copyFiles(manifest, root.getUsableSpace()) ? work.finish(manifest, root) : null;
         } catch (IOException error) {
             throw new ValueError("the bundle cannot be copied: " + error.getMessage());
@@ -127,8 +129,8 @@ public final class BundleImport {
 
     private static void check(String file, FileSpec spec, long size, String sha256) {
         if (size != spec.sizeBytes) {
-            throw new ValueError(file + ": has " + (size > spec.sizeBytes ? "more" : size + " bytes, fewer") + " than the "
-                + spec.sizeBytes + " that the manifest says; copy or export the bundle again");
+            String found = size > spec.sizeBytes ? "more" : size + " bytes, fewer";
+            throw new ValueError(file + ": has " + found + " than the " + spec.sizeBytes + " that the manifest says; copy or export the bundle again");
         }
         if (!sha256.equals(spec.sha256)) {
             throw new ValueError(file + ": sha256 is " + sha256 + ", the manifest says " + spec.sha256
@@ -154,7 +156,7 @@ public final class BundleImport {
 
     /** Of name and recipe, "e2b-int8", without what a file system may not take. */
     static String name(Manifest manifest) {
-        String recipe = manifest.backends.containsKey("onnx") ? manifest.backends.get("onnx").quantization.recipe : "";
+        String recipe = Pair.backend(manifest).quantization.recipe;
         String name = (manifest.name + "-" + recipe).replaceAll("[^A-Za-z0-9_-]+", "-").replaceAll("^-+|-+$", "");
         return name.isEmpty() ? "bundle" : name;
     }

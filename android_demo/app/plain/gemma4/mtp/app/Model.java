@@ -52,9 +52,7 @@ final class Model {
     /** The drafter too, whatever the settings say, for they may change. ValueError or Refused if it cannot be. */
     static Model load(File bundle, Settings settings, Engine.Device device, boolean force) {
         Manifest manifest = Manifest.load(bundle);
-        Pair.checkBackend(manifest);
-        long most = manifest.backends.get(Pair.BACKEND).maxContextTokens;
-        int context = (int) Math.min(settings.contextTokens, most);
+        int context = (int) Math.min(settings.contextTokens, Pair.backend(manifest).maxContextTokens);
         Memory need = new Memory(manifest, context, Session.MARGIN_ROWS, true);
         Preflight.checkHeap(need.kvBytes, device.heapBytes(), context);
         if (!force) {

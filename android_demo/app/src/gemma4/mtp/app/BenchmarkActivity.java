@@ -59,8 +59,9 @@ public final class BenchmarkActivity extends EngineActivity {
     }
 
     private String text(Benchmark result) {
-        String drafted = getString(R.string.benchmark_drafted) + "\n" + speed(result.drafted) + "\n"
-            + getString(R.string.benchmark_accepted, 100 * result.drafted.acceptance(), result.drafted.tokensPerRound());
+        String accepted = getString(
+            R.string.benchmark_accepted, 100 * result.drafted.acceptance(), result.drafted.tokensPerRound());
+        String drafted = getString(R.string.benchmark_drafted) + "\n" + speed(result.drafted) + "\n" + accepted;
         String off = result.offReason == null ? "" : "\n" + getString(R.string.drafting_off, result.offReason);
         return getString(R.string.benchmark_plain) + "\n" + speed(result.plain) + "\n\n" + drafted + "\n\n"
             + getString(R.string.benchmark_ratio, result.speedup()) + off + "\n"

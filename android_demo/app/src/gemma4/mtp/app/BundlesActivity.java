@@ -77,8 +77,10 @@ public final class BundlesActivity extends EngineActivity {
 
     private String loadedText() {
         Engine.Loaded loaded = engine().loaded();
-        return loaded == null ? ""
-                              : getString(R.string.ready, loaded.bundle.getName(), loaded.need.describe(), loaded.threads);
+        if (loaded == null) {
+            return "";
+        }
+        return getString(R.string.ready, loaded.bundle.getName(), loaded.need.describe(), loaded.threads);
     }
 
     private View row(final File bundle, boolean busy) {

@@ -223,7 +223,8 @@ public final class MainActivity extends EngineActivity {
         }
         String memory = Memory.megabytes(now.residentBytes);
         String line = now.drafts
-            ? getString(R.string.live, now.tokensPerSecond, now.firstTokenS, 100 * now.acceptance, now.draftLength, memory)
+            ? getString(
+                R.string.live, now.tokensPerSecond, now.firstTokenS, 100 * now.acceptance, now.draftLength, memory)
             : getString(R.string.live_plain, now.tokensPerSecond, now.firstTokenS, memory);
         String off = now.offReason == null ? "" : "\n" + getString(R.string.drafting_off, now.offReason);
         figures.setText(line + off);
