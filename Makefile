@@ -28,4 +28,4 @@ apk:
 	bash android_demo/build.sh
 
 android-test: setup
-	$(RUN) -m pytest -n 2 --dist worksteal tests/test_android_core.py tests/test_android_text.py tests/test_chat_turns.py tests/test_android_apk.py tests/test_android_app.py
+	$(RUN) -m pytest -n 2 --dist worksteal tests/test_android_*.py tests/test_chat_turns.py
