@@ -1,10 +1,10 @@
-# Two commands: `make demo` and `make test`. Each makes its own .venv first.
+# `make demo` and `make test`, each of which makes its own .venv first; `make apk` and `make android-test` for phones.
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 BUNDLE := build/tiny-int8
 
-.PHONY: demo test setup
+.PHONY: demo test setup apk android-test
 
 setup: $(VENV)/.installed
 
@@ -23,3 +23,9 @@ test: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(RUN) -m pytest -n 2 --dist worksteal
+
+apk:
+	bash android_demo/build.sh
+
+android-test: setup
+	$(RUN) -m pytest -n 2 --dist worksteal tests/test_android_*.py tests/test_chat_turns.py

@@ -20,6 +20,7 @@ from runtime_py.manifest import FULL, SLIDING, Manifest
 
 from . import embeddings
 from .backends import Lowered, lower_pair, lowering, own_token_table, token_table
+from .chat_turns import chat_turns
 from .checkpoint import chat_template, check_token_maps, file_hashes, generation_config, read_config
 from .config import TargetConfig, check_pair
 from .quant import RECIPES, Tables, TensorError, check_ple_bits, tables
@@ -90,9 +91,10 @@ def export_pair(
 ) -> Package:
     """Write the bundle `out` of an opened pair, every byte once."""
     check_pair(target.config, drafter.config)
-    remarks = _remarks(target, drafter)
     specs = tables(recipe_name, target.config.per_layer_input_size, ple_bits)
     tokens, sampling, drafting = tokens_spec(target), _sampling(target), drafting_defaults(drafter)
+    chat = _chat_spec(target, tokens)
+    remarks = _remarks(target, drafter, chat)
     check_space(out, needed_bytes(target, drafter, recipe_name, backends, ple_bits), force)
     with _alone_in(out):
         prepare_folder(out, force, backends)
@@ -125,6 +127,7 @@ def export_pair(
                 for one in lowered
             },
             tokens=tokens,
+            chat=chat,
             sampling=sampling,
             memory=_memory(kv, files),
             checkpoints={"target": _checkpoint_spec(target), "drafter": _checkpoint_spec(drafter)},
@@ -214,7 +217,7 @@ def summarize(errors: list[TensorError], lowered: Lowered, pair: tuple[Weights, 
     )
 
 
-def _remarks(target: Weights, drafter: Weights) -> tuple[str, ...]:
+def _remarks(target: Weights, drafter: Weights, chat: contract.ChatSpec | None) -> tuple[str, ...]:
     """Unequal token maps are refused; what could not be compared or was left out is said."""
     remarks = [
         f"{who}: {len(keys)} tensors not used: {reason}"
@@ -227,6 +230,10 @@ def _remarks(target: Weights, drafter: Weights) -> tuple[str, ...]:
         remarks.append(f"drafter names no num_assistant_tokens: {DEFAULT_DRAFT_TOKENS}, {DEFAULT_SCHEDULE}")
     if chat_template(target.checkpoint.folder) is None:
         remarks.append("target has no chat template: the bundle takes raw prompts only")
+    elif chat is None:
+        remarks.append(
+            "target's chat template is more than texts between messages: hosts without jinja take raw prompts only"
+        )
     return tuple(remarks)
 
 
@@ -383,6 +390,11 @@ def _write_text_files(target: Weights, out: Path) -> None:
     shutil.copyfile(folder / "tokenizer.json", out / "tokenizer.json")
     if (template := chat_template(folder)) is not None:
         (out / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+
+def _chat_spec(target: Weights, tokens: contract.TokensSpec) -> contract.ChatSpec | None:
+    template = chat_template(target.checkpoint.folder)
+    return None if template is None else chat_turns(template, tokens.special)
 
 
 def _file_specs(out: Path) -> dict[str, contract.FileSpec]:

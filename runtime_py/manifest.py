@@ -19,7 +19,7 @@ from pathlib import Path
 
 from .strict_json import decode
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MANIFEST_NAME = "manifest.json"
 RANDOM_WEIGHTS = "random weights"  # source of a checkpoint that is none: made for measuring
 GRAPHS = ("self_decoder", "cross_decoder", "drafter")
@@ -172,6 +172,21 @@ class TokensSpec:
 
 
 @dataclass(frozen=True)
+class ChatSpec:
+    """The chat template without jinja: what stands before, between and after the texts of a conversation of questions and
+    answers. start: before the first question, or system_start and system_end around a system text (null: there can be
+    none); prompt: after the last question. stripped: roles whose texts lose the white space around them."""
+
+    start: str
+    system_start: str | None
+    system_end: str | None
+    user_end: str
+    answer_end: str
+    prompt: str
+    stripped: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class SamplingSpec:
     """Defaults of the checkpoint's generation_config."""
 
@@ -243,6 +258,7 @@ class Manifest:
     graphs: dict[str, GraphSpec]
     backends: dict[str, BackendSpec]
     tokens: TokensSpec
+    chat: ChatSpec | None  # None: no template, or one that is not made of such pieces
     sampling: SamplingSpec
     memory: MemorySpec
     checkpoints: dict[str, CheckpointSpec]  # "target", "drafter"
@@ -428,3 +444,5 @@ def _validate_numbers(manifest: Manifest) -> None:
         if not 1 <= head.top_k <= clusters:
             raise ValueError(f"drafter.centroid_head.top_k: {head.top_k} of {clusters} centroids")
         _validate_table(head.table, drafter.hidden_size, "drafter.centroid_head.table")
+    elif all(put.name != "logits" for put in manifest.graphs["drafter"].outputs):
+        raise ValueError("drafter.centroid_head: none, and the drafter's graph gives no logits")

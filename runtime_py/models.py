@@ -171,10 +171,6 @@ class Drafter:
         self.spec, self._graph, self._target = manifest.drafter, graph, target
         self._parts = KV_PARTS[manifest.kv.dtype]
         head = manifest.drafter.centroid_head
-        if head is None and all(put.name != "logits" for put in manifest.graphs["drafter"].outputs):
-            raise ValueError(
-                f"{bundle}: the drafter has no centroid head, and its graph gives no logits; export it again"
-            )
         self._head = CentroidHead(bundle, head) if head else None
 
     def draft(self, cache: KVCache, token: int, hidden: Array, count: int) -> list[int]:
@@ -201,12 +197,14 @@ class Drafter:
 
 
 def rope_rows(inv_freq: dict[str, tuple[float, ...]], positions: Array) -> dict[str, Array]:
-    """cos_*, sin_* [T, D] of the positions, both halves equal."""
+    """cos_*, sin_* [T, D] of the positions, both halves equal. Angles are float32 products; their cosines are taken in double
+    and rounded, for numpy's in float32 have other bits on other processors, and Java's as well."""
     rope = {}
     for kind in KINDS:
-        angles = np.outer(positions.astype(np.float32), np.array(inv_freq[kind], np.float32))
-        angles = np.concatenate([angles, angles], 1)
-        rope[f"cos_{kind}"], rope[f"sin_{kind}"] = np.cos(angles), np.sin(angles)
+        angles = np.outer(positions.astype(np.float32), np.array(inv_freq[kind], np.float32)).astype(np.float64)
+        for name, function in (("cos", np.cos), ("sin", np.sin)):
+            half = function(angles).astype(np.float32)
+            rope[f"{name}_{kind}"] = np.concatenate([half, half], 1)
     return rope
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from filelock import FileLock
 
 from runtime_py.text import Text
 
+from .jvm import Jvm, compile_core
 from .pairs import TINY, PairShape, write_pair
 from .texts import GEMMA, text_of, tiny_text
 
@@ -63,6 +64,14 @@ def bundle_of(pair_of, made_once):
         return made_once(f"bundle {shape} {recipe} {backend} {kv_dtype}", export)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def jvm(made_once) -> Iterator[Jvm]:
+    """The Java core; for tests marked with jvm.needs_jdk."""
+    machine = Jvm(made_once("java core", compile_core))
+    yield machine
+    machine.close()
 
 
 @pytest.fixture(scope="session")

@@ -175,9 +175,9 @@ def test_a_layer_without_kv_heads_is_refused_by_name(ask_with):
     assert code == 2 and "kv.layers[0].kv_heads: must be at least 1, got 0" in lines[0] and len(lines) == 1, lines
 
 
-def test_a_drafter_without_any_head_does_not_draft(ask_with):
+def test_a_drafter_without_any_head_is_refused_by_name(ask_with):
     code, lines = ask_with({"drafter/centroid_head": None})
-    assert code == 0 and "warning: drafting is off" in lines[0] and "no logits" in lines[0], lines
+    assert code == 2 and "drafter.centroid_head: none, and the drafter's graph gives no logits" in lines[0], lines
 
 
 def test_scales_of_a_block_longer_than_a_row_take_no_memory(ask_with):

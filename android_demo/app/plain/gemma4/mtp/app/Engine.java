@@ -1,0 +1,461 @@
+package gemma4.mtp.app;
+
+import gemma4.mtp.Memory;
+import gemma4.mtp.Pair;
+import gemma4.mtp.Session;
+import gemma4.mtp.ValueError;
+import java.io.File;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.List;
+import java.util.concurrent.Executor;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+
+/**
+ * A bundle and its conversation on a thread of their own. All methods are called on the user interface's thread and
+ * return at once; the screen is told there what comes of them. One thing runs at a time.
+ */
+public final class Engine {
+    /** Graphs of one bundle. */
+    public interface Graphs extends Pair.GraphLoader {
+        /** Of the process, whatever was asked for. */
+        int threads();
+
+        void close();
+    }
+
+    /** What the machine gives. */
+    public interface Device {
+        Graphs graphs(int threads);
+
+        /** That could be had without pushing other programs out. */
+        long availableBytes();
+
+        /** That this app's own buffers may still take. */
+        long heapBytes();
+
+        /** What the process has; 0 where the system does not tell. */
+        long residentBytes();
+    }
+
+    public enum Problem { SENTENCE, DOES_NOT_FIT, OUT_OF_MEMORY, UNEXPECTED }
+
+    /** Why the last thing came to nothing. detail: the sentence; of UNEXPECTED, what a developer needs. */
+    public static final class Failure {
+        public final Problem kind;
+        public final String detail;
+        /** Of DOES_NOT_FIT, what was to be loaded. */
+        public final File bundle;
+
+        Failure(Problem kind, String detail, File bundle) {
+            this.kind = kind;
+            this.detail = detail;
+            this.bundle = bundle;
+        }
+    }
+
+    /** Who shows it. What there is to show is kept here, so that a screen may come and go. */
+    public interface Screen {
+        /** Something began or ended. */
+        void changed();
+
+        /** The last line of the transcript has grown. */
+        void text(String piece);
+
+        /** Of the answer that is being made. */
+        void figures();
+
+        /** done, total: bytes of an import, or runs of a benchmark. */
+        void progress(String what, long done, long total);
+    }
+
+    /** A bundle that is ready. */
+    public static final class Loaded {
+        public final File bundle;
+        public final Memory need;
+        public final int contextTokens;
+        public final int threads;
+        /** Whether the checkpoint's chat template works here; else what is sent is a raw text that grows. */
+        public final boolean chats;
+        /** What everyone who runs it must know, or null. */
+        public final String warning;
+        /** Why the bundle's drafter cannot draft, or null. */
+        public final String offReason;
+
+        Loaded(File bundle, Memory need, int contextTokens, int threads, boolean chats, Pair pair) {
+            this.bundle = bundle;
+            this.need = need;
+            this.contextTokens = contextTokens;
+            this.threads = threads;
+            this.chats = chats;
+            warning = pair.manifest.warning();
+            offReason = pair.offReason;
+        }
+    }
+
+    /** A message and who wrote it. */
+    public static final class Line {
+        public final boolean user;
+        public final StringBuilder text = new StringBuilder();
+
+        Line(boolean user, String text) {
+            this.user = user;
+            this.text.append(text);
+        }
+    }
+
+    /** Work on the engine's thread. */
+    interface Task {
+        void run();
+    }
+
+    private final Device device;
+    private final Executor screenThread;
+    private final ExecutorService thread = Executors.newSingleThreadExecutor();
+    private final List<Line> transcript = new ArrayList<>();
+    private Screen screen;
+    private boolean busy;
+    private Loaded loaded;
+    private Failure failure;
+    private Figures figures;
+    private String stopReason;
+    private Benchmark benchmark;
+    private volatile boolean stopped;
+    private volatile Model model; // set on the engine's thread
+
+    public Engine(Device device, Executor screenThread) {
+        this.device = device;
+        this.screenThread = screenThread;
+    }
+
+    public void show(Screen shown) {
+        screen = shown;
+    }
+
+    public void hide(Screen shown) {
+        screen = screen == shown ? null : screen;
+    }
+
+    public boolean busy() {
+        return busy;
+    }
+
+    /** Null where nothing is. */
+    public Loaded loaded() {
+        return loaded;
+    }
+
+    /** Of the last thing, or null. */
+    public Failure failure() {
+        return failure;
+    }
+
+    /** Of the last answer, or null. */
+    public Figures figures() {
+        return figures;
+    }
+
+    /** Of the last answer, as in Round, or null. */
+    public String stopReason() {
+        return stopReason;
+    }
+
+    /** The last one, as far as it is, or null. */
+    public Benchmark benchmark() {
+        return benchmark;
+    }
+
+    public List<Line> transcript() {
+        return Collections.unmodifiableList(transcript);
+    }
+
+    /** In the place of what was loaded. force: even if it does not fit into memory. */
+    public void load(final File bundle, final Settings settings, final boolean force) {
+        if (busy) {
+            return;
+        }
+        forget();
+        start(bundle, new Task() {
+            @Override
+            public void run() {
+                release();
+                final Model made = Model.load(bundle, settings, device, force);
+                model = made;
+                post(new Task() {
+                    @Override
+                    public void run() {
+                        loaded = made.loaded;
+                    }
+                });
+            }
+        });
+    }
+
+    /** A message; the answer comes to the screen. */
+    public void send(final String message, final Settings settings, final long seed) {
+        if (busy || loaded == null) {
+            return;
+        }
+        transcript.add(new Line(true, message));
+        transcript.add(new Line(false, ""));
+        start(null, new Task() {
+            @Override
+            public void run() {
+                boolean good = false;
+                try {
+                    model.answer(message, settings, seed, new Model.Answer() {
+                        @Override
+                        public boolean at(String piece, Figures figures) {
+                            tellText(piece);
+                            tellFigures(figures, null);
+                            return !stopped;
+                        }
+
+                        @Override
+                        public void ended(String piece, String stopReason, Figures figures) {
+                            tellText(piece);
+                            tellFigures(figures, stopReason);
+                        }
+                    });
+                    good = true;
+                } finally {
+                    if (!good) {
+                        tellWithdrawn();
+                    }
+                }
+            }
+        });
+    }
+
+    /** Plain and drafted in turns. */
+    public void benchmark(final List<String> prompts, final int tokens, final int repeats) {
+        if (busy || loaded == null) {
+            return;
+        }
+        benchmark = null;
+        start(null, new Task() {
+            @Override
+            public void run() {
+                model.benchmark(prompts, tokens, repeats, new Model.Runs() {
+                    @Override
+                    public void at(int done, int total, Benchmark result) {
+                        tellBenchmark(done, total, result);
+                    }
+
+                    @Override
+                    public boolean stopped() {
+                        return stopped;
+                    }
+                });
+            }
+        });
+    }
+
+    /** Copy a bundle into root, and load it. */
+    public void importBundle(final BundleImport.Source source, final File root, final Settings settings) {
+        if (busy) {
+            return;
+        }
+        final File[] copied = new File[1];
+        start(null, new Task() {
+            @Override
+            public void run() {
+                copied[0] = BundleImport.run(source, root, new BundleImport.Progress() {
+                    private long told;
+
+                    @Override
+                    public boolean at(String file, long done, long total) {
+                        if (done - told >= total / 200 || done == total) {
+                            told = done;
+                            tellProgress(file, done, total);
+                        }
+                        return !stopped;
+                    }
+                });
+            }
+        }, new Task() {
+            @Override
+            public void run() {
+                if (copied[0] != null) {
+                    load(copied[0], settings, false);
+                }
+            }
+        });
+    }
+
+    /** Ends what runs after its step; what it has stays. */
+    public void stop() {
+        stopped = true;
+        Model running = model;
+        if (busy && running != null) {
+            running.session.cancel();
+        }
+    }
+
+    public void newChat() {
+        if (busy || loaded == null) {
+            return;
+        }
+        transcript.clear();
+        start(null, new Task() {
+            @Override
+            public void run() {
+                model.conversation.clear();
+            }
+        });
+    }
+
+    /** Frees all that is loaded, after the step that runs. The engine can be used again. */
+    public void close() {
+        stop();
+        forget();
+        thread.execute(new Runnable() {
+            @Override
+            public void run() {
+                release();
+            }
+        });
+    }
+
+    private void release() {
+        if (model != null) {
+            model.graphs.close();
+            model = null;
+        }
+    }
+
+    private void forget() {
+        loaded = null;
+        benchmark = null;
+        transcript.clear();
+    }
+
+    private void start(File bundle, Task task) {
+        start(bundle, task, null);
+    }
+
+    /** bundle: that the task loads, or null. after: on the screen's thread, when the task has ended well. */
+    private void start(final File bundle, final Task task, final Task after) {
+        busy = true;
+        stopped = false;
+        failure = null;
+        figures = null;
+        stopReason = null;
+        changed();
+        thread.execute(new Runnable() {
+            @Override
+            public void run() {
+                final Failure failed = attempt(bundle, task);
+                post(new Task() {
+                    @Override
+                    public void run() {
+                        busy = false;
+                        failure = failed;
+                        if (failed == null && after != null) {
+                            after.run();
+                        }
+                        changed();
+                    }
+                });
+            }
+        });
+    }
+
+    /** Null if it went well. */
+    private static Failure attempt(File bundle, Task task) {
+        try {
+            task.run();
+            return null;
+        } catch (ValueError error) {
+            return new Failure(Problem.SENTENCE, error.getMessage(), null);
+        } catch (Preflight.Refused error) {
+            return new Failure(Problem.DOES_NOT_FIT, error.getMessage(), bundle);
+        } catch (OutOfMemoryError error) {
+            return new Failure(Problem.OUT_OF_MEMORY, String.valueOf(error.getMessage()), null);
+        } catch (RuntimeException | LinkageError error) { // a library that is not there is a LinkageError
+            return new Failure(Problem.UNEXPECTED, String.valueOf(error), null);
+        }
+    }
+
+    private void changed() {
+        if (screen != null) {
+            screen.changed();
+        }
+    }
+
+    private void post(final Task task) {
+        screenThread.execute(new Runnable() {
+            @Override
+            public void run() {
+                task.run();
+            }
+        });
+    }
+
+    private void tellText(final String piece) {
+        if (piece.isEmpty()) {
+            return;
+        }
+        post(new Task() {
+            @Override
+            public void run() {
+                if (!transcript.isEmpty()) { // closed meanwhile
+                    transcript.get(transcript.size() - 1).text.append(piece);
+                    if (screen != null) {
+                        screen.text(piece);
+                    }
+                }
+            }
+        });
+    }
+
+    /** A message without an answer is not part of the conversation. */
+    private void tellWithdrawn() {
+        post(new Task() {
+            @Override
+            public void run() {
+                for (int i = 0; i < 2 && !transcript.isEmpty(); i++) {
+                    transcript.remove(transcript.size() - 1);
+                }
+            }
+        });
+    }
+
+    /** ended: the stop reason, or null while it goes on. */
+    private void tellFigures(final Figures now, final String ended) {
+        post(new Task() {
+            @Override
+            public void run() {
+                figures = now;
+                stopReason = ended;
+                if (screen != null) {
+                    screen.figures();
+                }
+            }
+        });
+    }
+
+    private void tellProgress(final String what, final long done, final long total) {
+        post(new Task() {
+            @Override
+            public void run() {
+                if (screen != null) {
+                    screen.progress(what, done, total);
+                }
+            }
+        });
+    }
+
+    private void tellBenchmark(final int done, final int total, final Benchmark result) {
+        post(new Task() {
+            @Override
+            public void run() {
+                benchmark = result;
+                if (screen != null) {
+                    screen.progress("", done, total);
+                }
+            }
+        });
+    }
+}
