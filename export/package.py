@@ -91,10 +91,11 @@ def export_pair(
 ) -> Package:
     """Write the bundle `out` of an opened pair, every byte once."""
     check_pair(target.config, drafter.config)
+    remarks = _remarks(target, drafter)
     specs = tables(recipe_name, target.config.per_layer_input_size, ple_bits)
     tokens, sampling, drafting = tokens_spec(target), _sampling(target), drafting_defaults(drafter)
-    chat = _chat_spec(target, tokens)
-    remarks = _remarks(target, drafter, chat)
+    chat, chat_remarks = _chat_spec(target, tokens)
+    remarks += chat_remarks
     check_space(out, needed_bytes(target, drafter, recipe_name, backends, ple_bits), force)
     with _alone_in(out):
         prepare_folder(out, force, backends)
@@ -217,7 +218,7 @@ def summarize(errors: list[TensorError], lowered: Lowered, pair: tuple[Weights, 
     )
 
 
-def _remarks(target: Weights, drafter: Weights, chat: contract.ChatSpec | None) -> tuple[str, ...]:
+def _remarks(target: Weights, drafter: Weights) -> tuple[str, ...]:
     """Unequal token maps are refused; what could not be compared or was left out is said."""
     remarks = [
         f"{who}: {len(keys)} tensors not used: {reason}"
@@ -228,12 +229,6 @@ def _remarks(target: Weights, drafter: Weights, chat: contract.ChatSpec | None) 
         remarks.append("drafter has no tokenizer.json: token maps not compared")
     if generation_config(drafter.checkpoint.folder, drafter.checkpoint.config).num_assistant_tokens is None:
         remarks.append(f"drafter names no num_assistant_tokens: {DEFAULT_DRAFT_TOKENS}, {DEFAULT_SCHEDULE}")
-    if chat_template(target.checkpoint.folder) is None:
-        remarks.append("target has no chat template: the bundle takes raw prompts only")
-    elif chat is None:
-        remarks.append(
-            "target's chat template is more than texts between messages: hosts without jinja take raw prompts only"
-        )
     return tuple(remarks)
 
 
@@ -392,9 +387,16 @@ def _write_text_files(target: Weights, out: Path) -> None:
         (out / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
-def _chat_spec(target: Weights, tokens: contract.TokensSpec) -> contract.ChatSpec | None:
+def _chat_spec(target: Weights, tokens: contract.TokensSpec) -> tuple[contract.ChatSpec | None, tuple[str, ...]]:
+    """-> the template's pieces, and what is to be said where there are none"""
     template = chat_template(target.checkpoint.folder)
-    return None if template is None else chat_turns(template, tokens.special)
+    if template is None:
+        return None, ("target has no chat template: the bundle takes raw prompts only",)
+    if spec := chat_turns(template, tokens.special):
+        return spec, ()
+    return None, (
+        "target's chat template is more than texts between messages: hosts without jinja take raw prompts only",
+    )
 
 
 def _file_specs(out: Path) -> dict[str, contract.FileSpec]:
