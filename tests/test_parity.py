@@ -298,10 +298,10 @@ def test_random_pair_on_files_equals_transformers(bundle_of, pair_of, calls, bac
     assert run_calls(models, calls_of(calls, reference.window), reference) <= tolerances.EAGER
 
 
-@bundles
 @pytest.mark.parametrize(
-    ("recipe", "backend"),
-    [(recipe, name) for name in BACKENDS for recipe, r in RECIPES[name].items() if r.row_invariant],
+    ("backend", "shape", "recipe"),
+    [("onnx", shape, name) for shape in ("tiny", DENSE_ODD) for name, r in RECIPES["onnx"].items() if r.row_invariant]
+    + [("executorch", shape, name) for shape, name in [*LOWERED, ("tiny", "fp32"), (DENSE_ODD, "fp32")]],
 )
 def test_a_row_has_the_same_bits_alone_and_in_blocks(bundle_of, shape, recipe, backend):
     """Every row of blocks of 2 to 8, at lengths before, at and past the window and the ends of chunks."""

@@ -35,6 +35,7 @@ def serving(session, **limits: int):
     """-> the address of a server that runs in a thread"""
     server = uvicorn.Server(uvicorn.Config(make_app(session, **limits), port=0, log_level="error", lifespan="off"))
     listener = server.config.bind_socket()
+    listener.listen()  # a client may come before the thread does
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
