@@ -21,8 +21,8 @@ def decode(kind: typing.Any, value: typing.Any, where: str = "") -> typing.Any:
         return {key: decode(args[1], item, f"{where}.{key}") for key, item in value.items()}
     if kind is float and type(value) in (int, float) and math.isfinite(value):
         return float(value)
-    bounded = kind is not float and not (kind is int and type(value) is int and abs(value) > MAX_INTEGER)
-    if origin is None and type(value) is kind and bounded:  # so that true is no int, and NaN no number
+    plain = origin is None and kind is not float and type(value) is kind  # so that true is no int, and NaN no number
+    if plain and not (kind is int and abs(value) > MAX_INTEGER):
         return value
     raise ValueError(f"{where or 'the file'}: expected {getattr(kind, '__name__', kind)}, got {str(value)[:60]!r}")
 

@@ -67,6 +67,20 @@ def test_an_operation_outside_the_delegate_is_refused(pair_of, tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_passes_that_are_left_out_find_nothing_to_do(pair_of, tmp_path, monkeypatch):
+    drafter = open_drafter(str(pair_of(SMALL)[1]))
+
+    def lower() -> bytes:
+        traced = trace(Drafter, drafter.config, RECIPES["executorch"]["int8"], 256)
+        lower_executorch.write(*traced, drafter, tmp_path, [], lambda stage: None)
+        return (tmp_path / "drafter.pte").read_bytes()
+
+    without = lower()
+    monkeypatch.setattr(lower_executorch, "IDLE", ())
+    monkeypatch.setattr(lower_executorch, "PASSES", (*lower_executorch.PASSES, "DimOrderOpsRevertPass"))
+    assert lower() == without
+
+
 @pytest.mark.parametrize(("scale", "refused"), [(1.0, False), (2.0, True)])
 def test_equal_bytes_of_another_form_are_refused(pair_of, tmp_path, scale, refused):
     """A weight twice another's has the same int8 values and other scales."""

@@ -3,7 +3,9 @@ package gemma4.mtp;
 import gemma4.mtp.app.Benchmark;
 import gemma4.mtp.app.BundleImport;
 import gemma4.mtp.app.Bundles;
+import gemma4.mtp.app.Device;
 import gemma4.mtp.app.Engine;
+import gemma4.mtp.app.Failure;
 import gemma4.mtp.app.Figures;
 import gemma4.mtp.app.Settings;
 import java.io.BufferedReader;
@@ -26,7 +28,7 @@ import java.util.concurrent.LinkedBlockingQueue;
  * What the app is made of besides its screens, at the end of a pipe as in CoreTests; tests/test_android_app.py asks.
  * The thread that reads requests is the screens' one.
  */
-final class AppTests implements Executor, Engine.Device, Engine.Screen {
+final class AppTests implements Executor, Device, Engine.Screen {
     private final BlockingQueue<Runnable> posted = new LinkedBlockingQueue<>();
     private final Engine engine = new Engine(this, this);
     private final List<String> heard = new ArrayList<>();
@@ -158,7 +160,7 @@ final class AppTests implements Executor, Engine.Device, Engine.Screen {
         }
         shown.put("transcript", lines);
         shown.put("stop_reason", engine.stopReason());
-        Engine.Failure failure = engine.failure();
+        Failure failure = engine.failure();
         shown.put("failure", failure == null ? null : failure.kind.name());
         shown.put("detail", failure == null ? null : failure.detail);
         showLoaded(shown);
@@ -207,11 +209,11 @@ final class AppTests implements Executor, Engine.Device, Engine.Screen {
     }
 
     @Override
-    public Engine.Graphs graphs(int threads) {
+    public Device.Graphs graphs(int threads) {
         open++;
         try {
-            final Engine.Graphs graphs = python == null ? onnxruntime(threads) : new HeldByPython(python);
-            return new Engine.Graphs() {
+            final Device.Graphs graphs = python == null ? onnxruntime(threads) : new HeldByPython(python);
+            return new Device.Graphs() {
                 @Override
                 public Graph load(File model, Specs.GraphSpec spec) {
                     return graphs.load(model, spec);
@@ -234,13 +236,13 @@ final class AppTests implements Executor, Engine.Device, Engine.Screen {
     }
 
     /** The app's own, where it was compiled too. */
-    private static Engine.Graphs onnxruntime(int threads) throws ReflectiveOperationException {
+    private static Device.Graphs onnxruntime(int threads) throws ReflectiveOperationException {
         Constructor<?> made = Class.forName("gemma4.mtp.app.OrtGraphs").getDeclaredConstructor(int.class);
         made.setAccessible(true);
-        return (Engine.Graphs) made.newInstance(threads);
+        return (Device.Graphs) made.newInstance(threads);
     }
 
-    private static final class HeldByPython implements Engine.Graphs {
+    private static final class HeldByPython implements Device.Graphs {
         private final PythonGraphs graphs;
 
         HeldByPython(String python) throws IOException {

@@ -122,7 +122,7 @@ final class Fields {
     }
 
     static long integer(Object value, String where) {
-        if (!(value instanceof Long) || Math.abs((Long) value) > MAX_INTEGER || (Long) value == Long.MIN_VALUE) {
+        if (!(value instanceof Long) || (Long) value < -MAX_INTEGER || (Long) value > MAX_INTEGER) {
             throw unexpected(value, "int", where);
         }
         return (Long) value;

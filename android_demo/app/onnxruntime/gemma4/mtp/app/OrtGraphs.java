@@ -16,7 +16,7 @@ import java.util.List;
  * Graphs of one bundle on onnxruntime, CPU, with the options of runtime_py/graph_onnx.py where the Java API has them.
  * Another backend is one class like this one.
  */
-final class OrtGraphs implements Engine.Graphs {
+final class OrtGraphs implements Device.Graphs {
     private static int poolThreads;
 
     private final OrtEnvironment environment;

@@ -2,7 +2,6 @@ package gemma4.mtp.app;
 
 import gemma4.mtp.Memory;
 import gemma4.mtp.Pair;
-import gemma4.mtp.Session;
 import gemma4.mtp.ValueError;
 import java.io.File;
 import java.util.ArrayList;
@@ -17,44 +16,6 @@ import java.util.concurrent.Executors;
  * return at once; the screen is told there what comes of them. One thing runs at a time.
  */
 public final class Engine {
-    /** Graphs of one bundle. */
-    public interface Graphs extends Pair.GraphLoader {
-        /** Of the process, whatever was asked for. */
-        int threads();
-
-        void close();
-    }
-
-    /** What the machine gives. */
-    public interface Device {
-        Graphs graphs(int threads);
-
-        /** That could be had without pushing other programs out. */
-        long availableBytes();
-
-        /** That this app's own buffers may still take. */
-        long heapBytes();
-
-        /** What the process has; 0 where the system does not tell. */
-        long residentBytes();
-    }
-
-    public enum Problem { SENTENCE, DOES_NOT_FIT, OUT_OF_MEMORY, UNEXPECTED }
-
-    /** Why the last thing came to nothing. detail: the sentence; of UNEXPECTED, what a developer needs. */
-    public static final class Failure {
-        public final Problem kind;
-        public final String detail;
-        /** Of DOES_NOT_FIT, what was to be loaded. */
-        public final File bundle;
-
-        Failure(Problem kind, String detail, File bundle) {
-            this.kind = kind;
-            this.detail = detail;
-            this.bundle = bundle;
-        }
-    }
-
     /** Who shows it. What there is to show is kept here, so that a screen may come and go. */
     public interface Screen {
         /** Something began or ended. */
@@ -368,13 +329,13 @@ public final class Engine {
             task.run();
             return null;
         } catch (ValueError error) {
-            return new Failure(Problem.SENTENCE, error.getMessage(), null);
+            return new Failure(Failure.Problem.SENTENCE, error.getMessage(), null);
         } catch (Preflight.Refused error) {
-            return new Failure(Problem.DOES_NOT_FIT, error.getMessage(), bundle);
+            return new Failure(Failure.Problem.DOES_NOT_FIT, error.getMessage(), bundle);
         } catch (OutOfMemoryError error) {
-            return new Failure(Problem.OUT_OF_MEMORY, String.valueOf(error.getMessage()), null);
+            return new Failure(Failure.Problem.OUT_OF_MEMORY, String.valueOf(error.getMessage()), null);
         } catch (RuntimeException | LinkageError error) { // a library that is not there is a LinkageError
-            return new Failure(Problem.UNEXPECTED, String.valueOf(error), null);
+            return new Failure(Failure.Problem.UNEXPECTED, String.valueOf(error), null);
         }
     }
 

@@ -31,15 +31,15 @@ final class Model {
     }
 
     final Engine.Loaded loaded;
-    final Engine.Graphs graphs;
+    final Device.Graphs graphs;
     final Session session;
     final Conversation conversation;
-    private final Engine.Device device;
+    private final Device device;
     private final Pair pair;
     private Settings settings; // of the policy
     private DraftPolicy policy;
 
-    private Model(File bundle, Memory need, int contextTokens, Pair pair, Engine.Graphs graphs, Engine.Device device) {
+    private Model(File bundle, Memory need, int contextTokens, Pair pair, Device.Graphs graphs, Device device) {
         this.pair = pair;
         this.graphs = graphs;
         this.device = device;
@@ -50,7 +50,7 @@ final class Model {
     }
 
     /** The drafter too, whatever the settings say, for they may change. ValueError or Refused if it cannot be. */
-    static Model load(File bundle, Settings settings, Engine.Device device, boolean force) {
+    static Model load(File bundle, Settings settings, Device device, boolean force) {
         Manifest manifest = Manifest.load(bundle);
         int context = (int) Math.min(settings.contextTokens, Pair.backend(manifest).maxContextTokens);
         Memory need = new Memory(manifest, context, Session.MARGIN_ROWS, true);
@@ -58,7 +58,7 @@ final class Model {
         if (!force) {
             Preflight.checkFits(need, device.availableBytes());
         }
-        Engine.Graphs graphs = device.graphs(settings.threads());
+        Device.Graphs graphs = device.graphs(settings.threads());
         boolean good = false;
         try {
             Pair pair = Pair.load(bundle, DraftPolicy.auto("mtp", "ngram"), graphs);

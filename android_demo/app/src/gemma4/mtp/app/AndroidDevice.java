@@ -5,7 +5,7 @@ import android.content.Context;
 import gemma4.mtp.Memory;
 
 /** Memory and graphs of this device. */
-final class AndroidDevice implements Engine.Device {
+final class AndroidDevice implements Device {
     private final ActivityManager activities;
 
     AndroidDevice(Context context) {
@@ -14,7 +14,7 @@ final class AndroidDevice implements Engine.Device {
 
     /** The one place to change for graphs of another backend, such as ExecuTorch. */
     @Override
-    public Engine.Graphs graphs(int threads) {
+    public Device.Graphs graphs(int threads) {
         return new OrtGraphs(threads);
     }
 

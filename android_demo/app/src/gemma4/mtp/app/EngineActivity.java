@@ -49,7 +49,7 @@ abstract class EngineActivity extends Activity implements Engine.Screen {
 
     /** Why the last thing came to nothing, or null. */
     String failureText() {
-        Engine.Failure failure = engine().failure();
+        Failure failure = engine().failure();
         if (failure == null) {
             return null;
         }

@@ -24,7 +24,7 @@ public final class MainActivity extends EngineActivity {
     private TextView figures;
     private EditText message;
     private Button send;
-    private Engine.Failure asked; // whether to load it all the same
+    private Failure asked; // whether to load it all the same
 
     @Override
     int layout() {
@@ -121,8 +121,8 @@ public final class MainActivity extends EngineActivity {
         if (loaded != null) {
             app().storeLastBundle(loaded.bundle);
         }
-        Engine.Failure failure = engine.failure();
-        if (failure != null && failure != asked && failure.kind == Engine.Problem.DOES_NOT_FIT) {
+        Failure failure = engine.failure();
+        if (failure != null && failure != asked && failure.kind == Failure.Problem.DOES_NOT_FIT) {
             asked = failure;
             askToLoadAnyway(failure);
         }
@@ -181,7 +181,7 @@ public final class MainActivity extends EngineActivity {
         return text.toString();
     }
 
-    private void askToLoadAnyway(final Engine.Failure failure) {
+    private void askToLoadAnyway(final Failure failure) {
         new AlertDialog.Builder(this)
             .setTitle(R.string.does_not_fit)
             .setMessage(failure.detail)
