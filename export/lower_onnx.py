@@ -4,6 +4,7 @@ Weights are fake while the graph is built. They get their place in the external 
 there one at a time, so that neither a tensor nor the file is ever held whole.
 """
 
+import functools
 import logging
 import math
 import warnings
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -22,6 +24,7 @@ import torch.nn.functional as F
 from onnx.defs import OpSchema
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.onnx._internal._lazy_import import onnxscript_apis
 
 from .quant import QuantSpec, TensorError
 from .weights import Chunk, Weights
@@ -29,6 +32,7 @@ from .weights import Chunk, Weights
 OPSET = 23  # RMSNormalization, RotaryEmbedding
 std = onnxscript.opset23
 Placement = dict[str, tuple[int, str, tuple[int, ...]]]
+_torchlib_ops = functools.cache(onnxscript_apis.get_torchlib_ops)
 PAGE_BYTES, LINE_BYTES = 4096, 64  # a tensor of a page or more starts on a page, so that it can be mapped by itself
 
 
@@ -192,7 +196,7 @@ def _pack_shapes(program: ExportedProgram) -> None:
 
 def _to_onnx(graph: nn.Module, program: ExportedProgram) -> ir.Model:
     """Program -> optimized model with our names for inputs and outputs; its weights have no values yet."""
-    with warnings.catch_warnings(), _quiet("torch.onnx", "onnxscript", "onnx_ir"):
+    with warnings.catch_warnings(), _quiet("torch.onnx", "onnxscript", "onnx_ir"), _nothing_twice():
         warnings.simplefilter("ignore")
         model = torch.onnx.export(
             program, (), dynamo=True, optimize=False, verbose=False, opset_version=OPSET, custom_translation_table=TABLE
@@ -200,7 +204,7 @@ def _to_onnx(graph: nn.Module, program: ExportedProgram) -> ir.Model:
         for name, value in model.graph.initializers.items():
             if name in program.state_dict:
                 value.const_value = None
-        onnxscript.optimizer.optimize_ir(model)
+        onnxscript.optimizer.optimize_ir(model, num_iterations=1)  # a second finds nothing more
     for values, specs in ((model.graph.inputs, graph.inputs), (model.graph.outputs, graph.outputs)):
         for value, spec in zip(values, specs, strict=True):
             value.name, value.shape = spec.name, ir.Shape(spec.shape)
@@ -248,6 +252,17 @@ def _write_rows(file: BinaryIO, place: tuple[int, str, tuple[int, ...]], start: 
     array = np.ascontiguousarray(rows.numpy())
     file.seek(place[0] + start * (array.nbytes // len(array)))
     file.write(array.data)
+
+
+@contextmanager
+def _nothing_twice() -> Iterator[None]:
+    """The exporter traces a program anew to decompose it, and parses its library of operations anew for every program,
+    two thirds of its time. Ours holds nothing that has to be decomposed, and the library stays what it is."""
+    with (
+        mock.patch.object(ExportedProgram, "run_decompositions", lambda program, *args, **options: program),
+        mock.patch.object(onnxscript_apis, "get_torchlib_ops", _torchlib_ops),
+    ):
+        yield
 
 
 @contextmanager
