@@ -42,7 +42,7 @@ torch.set_num_threads(1)  # tiny matrices: handing them to a second thread costs
 
 Array = np.ndarray
 PairFolders = tuple[Path, Path]
-THREADS = {"onnx": 1, "executorch": 2}  # of the process, so one number for all tests of a backend
+THREADS = {"onnx": 1, "executorch": 1}  # of the process, so one number for all tests of a backend; commands take more
 TYPES = {SLIDING: "sliding_attention", FULL: "full_attention"}
 
 
