@@ -1,6 +1,7 @@
 """python -m runtime_py chat: a conversation in the terminal, or from piped lines."""
 
 import json
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -77,7 +78,7 @@ class Chat:
         pair = self.session.pair
         count = {"auto": None, "off": 0}.get(argument, argument)
         if isinstance(count, str):
-            if not count.isascii() or not count.isdigit() or not 0 <= int(count) <= MAX_DRAFT_TOKENS:
+            if not re.fullmatch("[0-9]{1,4}", count) or not 0 <= int(count) <= MAX_DRAFT_TOKENS:
                 raise ValueError(f"/draft {argument}: give 0 to {MAX_DRAFT_TOKENS}, auto or off")
             count = int(count)
         if count != 0 and pair.off_reason:

@@ -1,7 +1,9 @@
 """The files of a bundle, held against what its manifest says of them."""
 
 import hashlib
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from .manifest import Manifest
@@ -22,6 +24,17 @@ def check_sizes(bundle: Path, manifest: Manifest, names: Iterable[str]) -> None:
 def sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def temporary_beside(path: Path) -> Iterator[Path]:
+    """An empty file in the same folder, removed if it still has its name afterwards."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f"{path.name}.", delete=False) as file:
+        temporary = Path(file.name)
+    try:
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def check_hashes(bundle: Path, manifest: Manifest, names: Iterable[str]) -> None:

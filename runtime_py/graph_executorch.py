@@ -22,6 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
+from .files import sha256 as hash_file
+from .files import temporary_beside
 from .graph import Graph
 from .manifest import GraphSpec, TensorSpec
 from .packed_weights import locked, packed_path, prepare_packed, verify
@@ -208,7 +210,7 @@ def load_shim() -> ctypes.CDLL:
     built = build_shim(package_folder())
     try:
         library = ctypes.CDLL(str(built))
-    except OSError:  # cut short or of another system: made once more
+    except OSError:  # of another system: made once more
         built.unlink(missing_ok=True)
         library = ctypes.CDLL(str(build_shim(package_folder())))
     text = [ctypes.c_char_p, ctypes.c_size_t]
@@ -229,14 +231,14 @@ def build_shim(package: Path) -> Path:
     key = hashlib.sha256(f"{version} {platform.machine()} {package}".encode() + SOURCE.read_bytes()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gemma4-mtp"
     library = folder / f"executorch_shim-{key}.so"
-    if not library.is_file():
+    if not _whole(library):
         compiler = next(filter(shutil.which, (os.environ.get("CXX", ""), *COMPILERS)), None)
         if compiler is None:
             raise OSError(f"no C++ compiler ({', '.join(COMPILERS)})")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with locked(folder):
-                if not library.is_file():  # by another process, meanwhile
+                if not _whole(library):  # by another process, meanwhile
                     _compile(compiler, package, library)
         except PermissionError:
             raise OSError(f"{folder} cannot be written, set XDG_CACHE_HOME to a folder that can") from None
@@ -250,7 +252,23 @@ def _compile(compiler: str, package: Path, library: Path) -> None:
         done = subprocess.run([compiler, *build_options(package, made)], capture_output=True, text=True)
         if done.returncode:
             raise OSError(f"{compiler} cannot compile {SOURCE} ({' '.join(done.stderr.split())[:200]})")
+        digest = hash_file(made)
         os.replace(made, library)
+    with temporary_beside(_record(library)) as record:
+        record.write_text(digest)
+        os.replace(record, _record(library))
+
+
+def _whole(library: Path) -> bool:
+    """A library that is cut short may load and end the process."""
+    try:
+        return hash_file(library) == _record(library).read_text()
+    except OSError:
+        return False
+
+
+def _record(library: Path) -> Path:
+    return library.with_suffix(".sha256")
 
 
 def build_options(package: Path, out: Path) -> list[str]:

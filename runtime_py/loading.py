@@ -1,7 +1,8 @@
 """A bundle in memory: target, drafter and text, ready for sessions."""
 
+import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import manifest as contract
@@ -16,7 +17,8 @@ PREFERENCE = ("executorch", "onnx")  # verifying a block costs less on ExecuTorc
 
 @dataclass(frozen=True)
 class Pair:
-    """off_reason: why the bundle's drafter cannot draft, if it was to. load_s: seconds that loading took."""
+    """off_reason: why the bundle's drafter cannot draft, if it was to. load_s: seconds that loading took. lock: for one call at a
+    time, as graphs write into buffers of their own."""
 
     manifest: contract.Manifest
     backend: str
@@ -26,6 +28,7 @@ class Pair:
     policy: DraftPolicy | AutoPolicy
     text: Text
     load_s: float
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
 
 def load(

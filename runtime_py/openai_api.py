@@ -175,7 +175,7 @@ def _message(message: object, where: str) -> dict:
     """As chat templates take it: content a text, arguments of calls objects."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ApiError(400, f"{where}: expected an object with a role", param="messages")
-    content = message.get("content") or ""
+    content = "" if message.get("content") is None else message["content"]
     if not isinstance(content, str | list):
         raise ApiError(400, f"{where}: content must be a text or a list of parts", param="messages")
     if isinstance(content, list):

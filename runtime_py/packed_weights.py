@@ -19,7 +19,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -27,6 +26,7 @@ from pathlib import Path
 from subprocess import DEVNULL
 
 from .files import sha256 as hash_file
+from .files import temporary_beside
 from .progress import say
 
 # Runs in a process of its own with nothing but the standard library; arguments: shim, .pte, packed file
@@ -56,7 +56,7 @@ def prepare_packed(shim: ctypes.CDLL, model: Path, sha256: str, packed: Path) ->
         verify(model, sha256)
     if not finished:
         _pack(shim, model, packed)
-    with _temporary_beside(packed) as temporary:
+    with temporary_beside(packed) as temporary:
         temporary.write_text(json.dumps({"sha256": sha256, "model": _stamp(model), "packed": _stamp(packed)}))
         shutil.copymode(model, temporary)
         os.replace(temporary, _record_path(packed))
@@ -100,23 +100,12 @@ def _pack(shim: ctypes.CDLL, model: Path, packed: Path) -> None:
         if other.fullmatch(entry.name):
             entry.unlink()
     say(f"{model.name}: packing weights into {packed.parent}, once")
-    with _temporary_beside(packed) as temporary:
+    with temporary_beside(packed) as temporary:
         command = [sys.executable, "-ISc", PACK, shim._name, str(model.absolute()), str(temporary.absolute())]
         if code := subprocess.run(command, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL).returncode:
             raise OSError(f"packing ended with code {code}, the disk may be full")
         shutil.copymode(model, temporary)  # who can read the .pte can map its weights
         os.replace(temporary, packed)
-
-
-@contextmanager
-def _temporary_beside(path: Path) -> Iterator[Path]:
-    """An empty file in the same folder, removed if it still has its name afterwards."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f"{path.name}.", delete=False) as file:
-        temporary = Path(file.name)
-    try:
-        yield temporary
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _stamp(path: Path) -> list[int]:

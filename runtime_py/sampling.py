@@ -29,7 +29,7 @@ LogitsHook = Callable[[list[int], Array], Array]
 once for each token of the text, whether that was drafted or not, and never for a rejected one."""
 
 WORD = (1 << 64) - 1
-LEAST = 1e-30  # repetition penalty; a float32 logit divided by less, or multiplied by more than 1 / LEAST, may overflow
+LEAST, MOST = 1e-30, 1e30  # repetition penalty; a float32 logit divided by less, or multiplied by more, may overflow
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Sampling:
             ("min_p", 0 <= self.min_p <= 1, "it must be from 0 to 1; 0 keeps every token"),
             (
                 "repetition_penalty",
-                LEAST <= self.repetition_penalty <= 1 / LEAST,
+                LEAST <= self.repetition_penalty <= MOST,
                 "it must be above 0, from 1e-30 to 1e30; 1 is none",
             ),
             ("seed", 0 <= self.seed <= WORD, "it must be from 0 to 2^64 - 1"),

@@ -12,9 +12,11 @@ import dataclasses
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from . import loading, session_file
 from .cpus import default_threads
@@ -31,7 +33,7 @@ Prompt = str | Sequence[int]
 
 
 class SessionBusy(RuntimeError):
-    """A second call while one runs."""
+    """A second call while one runs, of a session or of the model that sessions share."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class Session:
 
     def stream(self, prompt: Prompt, settings: Settings = DEFAULTS) -> Iterator[Event | Reply]:
         """As `generate`, but TextDeltas as they come, an End, then the Reply. A caller may stop at any of them."""
-        with self._in_use():
+        with self._in_use(), self._model():
             ids = self.pair.text.encode_prompt(prompt) if isinstance(prompt, str) else list(prompt)
             yield from self._reply(ids, _PlainText(self.pair.text), settings)
 
@@ -134,7 +136,7 @@ class Session:
         variables: Mapping[str, object] | None = None,
     ) -> Iterator[Event | Reply]:
         """As `chat`, but text, thoughts and tool calls as they come, an End, then the Reply."""
-        with self._in_use():
+        with self._in_use(), self._model():
             ids = self.pair.text.encode_chat(messages, tools, variables=variables)
             yield from self._reply(ids, EventParser(self.pair.text), settings)
 
@@ -145,13 +147,9 @@ class Session:
     def rewind(self, length: int) -> int:
         """Forget the text from token `length` on -> how many of the tokens that stay will be run again."""
         with self._in_use():
-            if not 0 <= length <= len(self.ids):
+            if not isinstance(length, int | np.integer) or not 0 <= length <= len(self.ids):
                 raise ValueError(f"cannot rewind to {length}: the session has {len(self.ids)} tokens")
-            known = min(length, self._cache.length)
-            held = self._cache.held(known)
-            self._cache.rewind(held)
-            del self.ids[length:]
-            return known - held
+            return self._rewind(length)
 
     def save(self, path: str | Path) -> None:
         """Tokens and KV rows to a safetensors file; an existing one is replaced."""
@@ -165,13 +163,19 @@ class Session:
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
-        if not self._lock.acquire(blocking=False):
-            raise SessionBusy("the session is in use; wait for its call to end, or open another session")
-        try:
+        with _taken(self._lock, "the session is in use; wait for its call to end, or open another session"):
             self._cancelled.clear()
             yield
-        finally:
-            self._lock.release()
+
+    def _model(self) -> AbstractContextManager[None]:
+        return _taken(self.pair.lock, "another session runs on this model; wait for its call to end, or load it again")
+
+    def _rewind(self, length: int) -> int:
+        known = min(length, self._cache.length)
+        held = self._cache.held(known)
+        self._cache.rewind(held)
+        del self.ids[length:]
+        return known - held
 
     def _reply(self, ids: list[int], parser: "EventParser | _PlainText", settings: Settings) -> Iterator[Event | Reply]:
         sampling = settings.sampling or choose_sampling(self.pair.manifest.sampling)
@@ -184,9 +188,16 @@ class Session:
         for entry in self._rounds(budget, sampling, settings.hook):
             first = first if rounds else time.perf_counter()
             rounds.append(entry)
-            for event in stops.push(parser.push(entry.tokens)):
-                events.append(event)
-                yield event
+            # token by token where one may end the text, which then ends there however many were drafted
+            bursts = [(token,) for token in entry.tokens] if settings.stop else [entry.tokens]
+            for count, burst in enumerate(bursts, start=1):
+                for event in stops.push(parser.push(burst)):
+                    events.append(event)
+                    yield event
+                if stops.found:
+                    if count < len(entry.tokens):
+                        self._rewind(len(self.ids) - len(entry.tokens) + count)
+                    break
             if stops.found:
                 break
         decode_s = time.perf_counter() - first
@@ -249,6 +260,16 @@ class _PlainText:
     def finish(self) -> list[Event]:
         text = self._stream.flush()
         return [*([TextDelta(text)] if text else []), End(None)]
+
+
+@contextmanager
+def _taken(lock: threading.Lock, busy: str) -> Iterator[None]:
+    if not lock.acquire(blocking=False):
+        raise SessionBusy(busy)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _last(items: Iterator[Event | Reply]) -> Reply:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from .cache import KVCache
+from .files import temporary_beside
 from .manifest import Manifest, to_json
 
 FORMAT = "gemma4-mtp session 2"
@@ -21,14 +22,15 @@ def write(path: Path, manifest: Manifest, backend: str, ids: list[int], cache: K
     first, rows = cache.rows()
     tensors = {"ids": np.array(ids, np.int64), **{name: np.ascontiguousarray(part) for name, part in rows.items()}}
     metadata = {**_writer(manifest, backend), "length": str(cache.length), "first": str(first)}
-    part = path.with_name(f"{path.name}.part")
+    place = path.resolve()  # through links
+    if place.exists() and not place.is_file():
+        raise ValueError(f"{path}: there is something that is no file; give another name")
     try:
-        save_file(tensors, part, metadata)
-        os.replace(part, path)
-    except SafetensorError as error:  # of the system too
+        with temporary_beside(place) as part:
+            save_file(tensors, part, metadata)
+            os.replace(part, place)
+    except (SafetensorError, OSError) as error:
         raise ValueError(f"{path}: cannot be written ({error})") from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def read(path: Path, manifest: Manifest, backend: str, cache: KVCache) -> list[int]:

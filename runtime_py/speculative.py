@@ -101,6 +101,9 @@ def check_request(target: Target, cache: KVCache, ids: list[int], max_new_tokens
         raise ValueError(
             f"the prompt has {len(ids)} tokens, the context holds {cache.max_context_tokens}; shorten the prompt"
         )
+    for token in ids:
+        if not isinstance(token, int | np.integer) or isinstance(token, bool):
+            raise ValueError(f"token id {token!r} is no whole number")
     for token in ids[held:]:
         if not 0 <= token < target.spec.vocab_size:
             raise ValueError(

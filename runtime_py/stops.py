@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from .events import Event, TextDelta
+from .events import End, Event, TextDelta
 
 
 class StopStrings:
@@ -21,7 +21,7 @@ class StopStrings:
             if isinstance(event, TextDelta):
                 text = "" if self.found else self._text(self._held + event.text)
                 passed += [TextDelta(text)] if text else []
-            else:
+            elif not self.found or isinstance(event, End):
                 passed += [TextDelta(self._held)] if self._held else []
                 passed.append(event)
                 self._held = ""

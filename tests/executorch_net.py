@@ -20,9 +20,12 @@ from runtime_py.files import sha256
 from runtime_py.graph_executorch import ExecutorchGraph, open_graph
 from runtime_py.manifest import GraphSpec, TensorSpec
 
+from . import reference
+
 ROOT = Path(__file__).parents[1]
 VERSION = "1.5.1"
-MAX_T, MAX_P, THREADS = 8, 64, 2
+MAX_T, MAX_P = 8, 64
+THREADS, CHILD_THREADS = reference.THREADS["executorch"], 2
 SPEC = GraphSpec(
     {"executorch": "executorch/net.pte"},
     (TensorSpec("x", ("T", 64)), TensorSpec("y", ("T", 32)), TensorSpec("past", ("P", 64))),
@@ -124,7 +127,7 @@ import numpy as np
 from runtime_py.graph_executorch import open_graph
 from runtime_py.manifest import GraphSpec, TensorSpec
 model, sha256, cache, feeds = sys.argv[1:]
-graphs = [open_graph(Path(model), {SPEC!r}, sha256, {VERSION!r}, Path(cache), {THREADS}) for _ in range(2)]
+graphs = [open_graph(Path(model), {SPEC!r}, sha256, {VERSION!r}, Path(cache), {CHILD_THREADS}) for _ in range(2)]
 feeds = {{name: np.array(values, np.float32) for name, values in json.loads(feeds).items()}}
 out = {{name: values.tolist() for name, values in graphs[1](feeds).items()}}
 maps = Path("/proc/self/maps").read_text()

@@ -144,6 +144,11 @@ def test_impossible_value_is_named(name, value):
         Sampling(**{name: value})
 
 
+@pytest.mark.parametrize("penalty", [1e-30, 1e30])
+def test_bounds_of_the_penalty_are_possible(penalty):
+    assert Sampling(repetition_penalty=penalty).repetition_penalty == penalty
+
+
 def test_defaults_are_the_bundles():
     spec = SamplingSpec(True, 0.7, 64, 0.95)
     assert choose_sampling(spec, seed=5) == Sampling(True, 0.7, 64, 0.95, seed=5)

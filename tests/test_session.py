@@ -3,6 +3,7 @@ saved before; rows are reused where they are held, and where not, it says how ma
 
 import dataclasses
 import itertools
+import os
 import threading
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from runtime_py import session_file
 from runtime_py.drafting import DraftPolicy
-from runtime_py.events import End, TextDelta, ThoughtDelta
+from runtime_py.events import End, MalformedToolCall, TextDelta, ThoughtDelta
 from runtime_py.loading import Pair
 from runtime_py.sampling import GREEDY, Sampling
 from runtime_py.session import Session, SessionBusy, Settings
@@ -174,6 +175,26 @@ def test_two_threads_at_once_are_refused():
     session.rewind(0)
 
 
+def test_two_sessions_on_one_model_at_once_are_refused():
+    first = scripted(Script())
+    second = Session(first.pair)
+    stream = first.stream(PROMPT, asked(20))
+    next(stream)
+    with pytest.raises(SessionBusy, match="another session runs on this model; wait for its call to end, or load it"):
+        second.generate(PROMPT, asked(5))
+    stream.close()
+    assert list(second.generate(PROMPT, asked(5)).token_ids) == Script().reference(PROMPT, 5)
+
+
+@pytest.mark.parametrize("length", [-1, 9, 2.5, "a"])
+def test_a_rewind_that_cannot_be_changes_nothing(length):
+    session = scripted(Script())
+    session.generate(PROMPT, asked(3))
+    with pytest.raises(ValueError, match=f"cannot rewind to {length}: the session has 8 tokens"):
+        session.rewind(length)
+    assert len(session.ids) == 8
+
+
 def test_a_stream_that_is_left_leaves_a_usable_session():
     session = scripted(Script())
     stream = session.stream(PROMPT, asked(50))
@@ -205,6 +226,9 @@ def test_full_context_ends_the_reply_and_loses_nothing():
         ([2, -1], 3, "token id -1 is outside"),
         ([*PROMPT, 10**6], 3, "token id 1000000 is outside"),
         ([2] * 21, 3, "prompt has 21 tokens, the context holds 20"),
+        ([2, True], 3, "token id True is no whole number"),
+        ([2, 5.0], 3, "token id 5.0 is no whole number"),
+        ([2, "a"], 3, "token id 'a' is no whole number"),
         (PROMPT, 0, "max_new_tokens is 0"),
     ],
 )
@@ -240,6 +264,27 @@ def test_text_ends_before_the_first_stop_text_however_it_comes(text, stop, cuts)
         assert any(text[len(shown) :].startswith(part) for part in stop)
     else:
         assert shown == text
+
+
+def test_nothing_comes_after_a_stop_text_but_the_end():
+    stops = StopStrings(("ab",))
+    later = [TextDelta("b"), ThoughtDelta("c"), MalformedToolCall("call", "unclosed"), End("thought")]
+    assert stops.push([TextDelta("xab"), *later]) == [TextDelta("x"), End("thought")]
+
+
+@pytest.mark.parametrize("drafts", [1, 2, 5])
+def test_a_stop_text_ends_at_the_same_token_however_many_are_drafted(drafts):
+    plain = scripted(Script(), drafts=0)
+    whole = plain.generate(PROMPT, asked(30)).token_ids
+    for place in range(3, 12):
+        settings = dataclasses.replace(asked(30), stop=(f",{whole[place]},",))
+        plain, drafted = scripted(Script(), drafts=0), scripted(Script(), drafts)
+        first, second = plain.generate(PROMPT, settings), drafted.generate(PROMPT, settings)
+        assert (first.text, first.token_ids) == (second.text, second.token_ids)
+        assert first.stop_reason == second.stop_reason == "stop" and drafted.ids == plain.ids
+        assert cached_ids(drafted._cache) == drafted.ids[: drafted._cache.length]
+        more = [session.generate([*session.ids, 9], asked(5)).token_ids for session in (plain, drafted)]
+        assert more[0] == more[1]
 
 
 def test_stop_texts_are_looked_for_in_the_answer_alone():
@@ -313,6 +358,21 @@ def test_saved_session_goes_on_where_it_was(pair, bundle, tmp_path):
     mine, theirs = (each.generate(prompt, asked(40)) for each in (session, other))
     assert mine.token_ids == theirs.token_ids
     assert mine.reused_tokens == theirs.reused_tokens == len(mine.prompt_ids) - 3
+
+
+def test_what_is_no_file_is_not_replaced_by_a_saved_session(pair, tmp_path):
+    session, path = Session(pair), tmp_path / "saved"
+    session.generate("ROMEO:", asked(4))
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "."):
+        with pytest.raises(ValueError, match="there is something that is no file; give another name"):
+            session.save(tmp_path / name)
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "link").symlink_to(path)
+    (tmp_path / "link.part").write_text("of another")
+    session.save(tmp_path / "link")
+    assert path.is_file() and (tmp_path / "link").is_symlink()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["link", "link.part", "pipe", "saved"]
 
 
 def test_saved_session_of_another_bundle_or_a_damaged_one_is_refused(pair, tmp_path, monkeypatch):

@@ -7,8 +7,9 @@ import gemma4.mtp.Specs.SamplingSpec;
  * greedy. seed: all 64 bits, unsigned.
  */
 public final class Sampling {
-    /** Of the repetition penalty: a float logit divided by less, or multiplied by more than 1 / LEAST, may overflow. */
+    /** Of the repetition penalty: a float logit divided by less, or multiplied by more than MOST, may overflow. */
     private static final double LEAST = 1e-30;
+    private static final double MOST = 1e30;
 
     public static final Sampling GREEDY = new Sampling(false, 1, 0, 1, 0, 1, 0);
 
@@ -28,7 +29,7 @@ public final class Sampling {
         check("top_k", (long) topK, topK >= 0, "it must be at least 0; 0 keeps every token");
         check("top_p", topP, 0 < topP && topP <= 1, "it must be above 0 and at most 1; 1 keeps every token");
         check("min_p", minP, 0 <= minP && minP <= 1, "it must be from 0 to 1; 0 keeps every token");
-        check("repetition_penalty", repetitionPenalty, LEAST <= repetitionPenalty && repetitionPenalty <= 1 / LEAST,
+        check("repetition_penalty", repetitionPenalty, LEAST <= repetitionPenalty && repetitionPenalty <= MOST,
             "it must be above 0, from 1e-30 to 1e30; 1 is none");
         this.doSample = doSample;
         this.temperature = temperature;
