@@ -20,12 +20,12 @@ from runtime_py.files import sha256
 from runtime_py.graph_executorch import ExecutorchGraph, open_graph
 from runtime_py.manifest import GraphSpec, TensorSpec
 
-from . import reference
+from . import threads
 
 ROOT = Path(__file__).parents[1]
 VERSION = "1.5.1"
 MAX_T, MAX_P = 8, 64
-THREADS, CHILD_THREADS = reference.THREADS["executorch"], 2
+THREADS, CHILD_THREADS = threads.THREADS["executorch"], 2
 SPEC = GraphSpec(
     {"executorch": "executorch/net.pte"},
     (TensorSpec("x", ("T", 64)), TensorSpec("y", ("T", 32)), TensorSpec("past", ("P", 64))),

@@ -37,12 +37,12 @@ from runtime_py.speculative import Round, generate
 from runtime_py.text import Text
 
 from .pairs import TINY
+from .threads import THREADS
 
 torch.set_num_threads(1)  # tiny matrices: handing them to a second thread costs more than it gives
 
 Array = np.ndarray
 PairFolders = tuple[Path, Path]
-THREADS = {"onnx": 1, "executorch": 1}  # of the process, so one number for all tests of a backend; commands take more
 TYPES = {SLIDING: "sliding_attention", FULL: "full_attention"}
 
 

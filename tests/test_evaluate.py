@@ -19,9 +19,10 @@ from runtime_py.evaluate import prefixes, score_token, softmax, windows
 from .conftest import BACKENDS
 from .edits import edit_json, error_line
 from .pairs import PairShape
-from .reference import THREADS, load_tiny, transformers_pair
+from .reference import load_tiny, transformers_pair
 from .test_bundle import SHAPE
 from .texts import TINY
+from .threads import THREADS
 
 CONTEXT = 200  # crosses a chunk's end, and is no multiple of a block
 FP32 = 1e-5  # of a mean loss; measured 4e-7
