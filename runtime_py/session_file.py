@@ -24,7 +24,7 @@ def write(path: Path, manifest: Manifest, backend: str, ids: list[int], cache: K
     metadata = {**_writer(manifest, backend), "length": str(cache.length), "first": str(first)}
     place = path.resolve()  # through links
     if place.exists() and not place.is_file():
-        raise ValueError(f"{path}: there is something that is no file; give another name")
+        raise ValueError(f"{path}: is no regular file; give another name")
     try:
         with temporary_beside(place) as part:
             save_file(tensors, part, metadata)

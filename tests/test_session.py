@@ -365,7 +365,7 @@ def test_what_is_no_file_is_not_replaced_by_a_saved_session(pair, tmp_path):
     session.generate("ROMEO:", asked(4))
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", "."):
-        with pytest.raises(ValueError, match="there is something that is no file; give another name"):
+        with pytest.raises(ValueError, match="is no regular file; give another name"):
             session.save(tmp_path / name)
     assert (tmp_path / "pipe").is_fifo()
     (tmp_path / "link").symlink_to(path)
