@@ -1,13 +1,16 @@
 """A chat template as the few texts that stand between the messages of a conversation, for hosts without jinja.
 
 The template is rendered with markers in the places of messages, what stands between them is cut out, and the pieces are held
-against the template on many conversations. A template that is more than that (a date, a rule about contents) gives none.
+against the template on many conversations: among them every text that the template names, for it may look for that in a
+message, and as many messages and characters as the numbers that it names. A template that is more than pieces (a date, a
+rule about contents) gives none.
 """
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
+from jinja2 import Environment
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from runtime_py.manifest import ChatSpec
@@ -18,14 +21,18 @@ PADDED = " \n\t{} \u3000\n "
 TEXTS = (
     *("a", "Two words.", PADDED.format("padded"), "", "  ", "line\nline\n\n\nline", "é 日本語 🙂 e\u0301", "<b>&amp; 'x' \"y\" \\n {{ z }} {% q %}"),
     *('{"a": [1, null]}', "user", "model\n", "-" * 300, "system: no", "[[answer]]", "0", "None", "\u00a0x\u2003"),
+    *("a\tb  c\r\nd\x0be\x0cf\x1cg\x85h\u2028i\u2060j\0", "See https://example.org/a?b=c&d", "Many words of a long text. " * 800, "-" * 50_000),
 )  # fmt: skip
+QUESTIONS = (1, 2, 3, 4, 5, 9, 40)
+MOST_MESSAGES, MOST_CHARACTERS = 600, 1_000_000
 
 Message = dict[str, str]
 Render = Callable[[Sequence[Message]], str]
 
 
-def chat_turns(template: str, special: dict[str, str]) -> ChatSpec | None:
-    """special: name -> text of the tokens that a template may write. None where pieces do not make up the template."""
+def chat_turns(template: str, special: dict[str, str], markup: Collection[str] = ()) -> ChatSpec | None:
+    """special: name -> text of the tokens that a template may write. markup: what no decoded answer holds. None where
+    pieces do not make up the template."""
     if "strftime_now" in template:
         return None
 
@@ -37,7 +44,10 @@ def chat_turns(template: str, special: dict[str, str]) -> ChatSpec | None:
 
     try:
         spec = _with_rules(render, _pieces(render))
-        return spec if spec and all(join_turns(spec, chat) == render(chat) for chat in _conversations(spec)) else None
+        if spec is None:
+            return None
+        chats = _conversations(*_named(template), markup, spec.system_start is not None)
+        return spec if all(join_turns(spec, chat) == render(chat) for chat in chats) else None
     except Exception:  # a template is a program, it may raise anything
         return None
 
@@ -90,16 +100,28 @@ def _with_rules(render: Render, spec: ChatSpec) -> ChatSpec | None:
     return None
 
 
-def _conversations(spec: ChatSpec) -> list[list[Message]]:
-    """Of 1 to 4 questions, with every text in every place, with and without a system text where there may be one."""
-    chats = []
-    for shift, questions in itertools.product(range(len(TEXTS)), range(1, 5)):
-        texts = itertools.cycle((*TEXTS[shift:], *TEXTS[:shift]))
-        roles = ["user", *["assistant", "user"] * (questions - 1)]
-        chats.append([_message(role, next(texts)) for role in roles])
-        if spec.system_start is not None:
-            chats.append([_message("system", next(texts)), *chats[-1]])
-    return chats
+def _named(template: str) -> tuple[list[str], list[int]]:
+    """Texts and whole numbers in the template's code."""
+    tokens = list(Environment().lexer.tokenize(template))
+    strings, integers = ({token.value for token in tokens if token.type == kind} for kind in ("string", "integer"))
+    return sorted(strings), sorted(integers)
+
+
+def _conversations(
+    named: Sequence[str], numbers: Sequence[int], markup: Collection[str], has_system: bool
+) -> Iterator[list[Message]]:
+    """With and without a system text where there may be one: every text in the place of every role, and long ones."""
+    counted = ["x" * (number + 1) for number in numbers if number <= MOST_CHARACTERS]
+    texts = [*TEXTS, *named, *(f"{text}a{text}b{text}" for text in named), *counted]
+    answers = [text for text in texts if not any(mark in text for mark in markup)]
+    said = {"system": texts, "user": texts, "assistant": answers}
+    small = [number for number in numbers if number <= MOST_MESSAGES]
+    lengths = {*QUESTIONS, *(questions for n in small for questions in (n // 2 + 1, n // 2 + 2, n + 1))}
+    for system, questions in itertools.product(([], ["system"]) if has_system else ([],), sorted(lengths)):
+        roles = [*system, "user", *["assistant", "user"] * (questions - 1)]
+        yield [_message(role, "a") for role in roles]
+        for shift in range(len(texts) if questions <= 4 else 0):
+            yield [_message(role, said[role][place % len(said[role])]) for place, role in enumerate(roles, shift)]
 
 
 def _message(role: str, text: str) -> Message:

@@ -26,7 +26,7 @@ from .config import TargetConfig, check_pair
 from .quant import RECIPES, Tables, TensorError, check_ple_bits, tables
 from .sizes import SIZES, check_size
 from .space import check_space, needed_bytes, weight_bytes
-from .special_tokens import special_tokens
+from .special_tokens import skipped_texts, special_tokens
 from .weights import Weights, open_drafter, open_target
 
 OURS = re.compile(  # paths that an export writes, so that --force deletes nothing else
@@ -392,7 +392,8 @@ def _chat_spec(target: Weights, tokens: contract.TokensSpec) -> tuple[contract.C
     template = chat_template(target.checkpoint.folder)
     if template is None:
         return None, ("target has no chat template: the bundle takes raw prompts only",)
-    if spec := chat_turns(template, tokens.special):
+    markup = {*tokens.special.values(), *skipped_texts(target.checkpoint.folder)}
+    if spec := chat_turns(template, tokens.special, markup):
         return spec, ()
     return None, (
         "target's chat template is more than texts between messages: hosts without jinja take raw prompts only",

@@ -1,5 +1,6 @@
-"""The special tokens that a checkpoint's chat template knows by name."""
+"""The special tokens of a checkpoint's tokenizer."""
 
+import json
 from pathlib import Path
 
 from transformers import AutoTokenizer
@@ -18,3 +19,9 @@ def special_tokens(folder: Path, ids: dict[str, int]) -> dict[str, str]:
         raise ValueError(f"{folder}: no tokenizer that Transformers can build: {reason[:300]}") from None
     known = {name: tokenizer.convert_ids_to_tokens(token) for name, token in ids.items()}
     return {name: text for name, text in known.items() if text is not None} | tokenizer.special_tokens_map
+
+
+def skipped_texts(folder: Path) -> set[str]:
+    """Texts of the tokens that a decoded answer leaves out: tokenizer.json's special ones."""
+    added = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8")).get("added_tokens") or []
+    return {token["content"] for token in added if token.get("special")}

@@ -28,6 +28,12 @@ TEMPLATES = {
     "answers alone are stripped": "{% for m in messages %}<{{ m.role }}>"
     "{{ m.content | trim if m.role == 'assistant' else m.content }}{% endfor %}<assistant>",
 }
+
+
+def each(said: str) -> str:
+    return f"{{% for m in messages %}}<{{{{ m.role }}}}>{said}{{% endfor %}}<assistant>"
+
+
 NOT_PIECES = {
     "dated": "{{ strftime_now('%Y') }}{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}",
     "numbered": "{% for m in messages %}{{ loop.index }}{{ m.role }}{{ m.content }}{% endfor %}",
@@ -38,11 +44,21 @@ NOT_PIECES = {
     "history is cut": "{% for m in messages[-3:] %}{{ m.role }}{{ m.content }}{% endfor %}",
     "empty refused": "{% for m in messages %}{{ m.role }}{{ m.content or raise_exception('empty') }}{% endfor %}",
     "broken": "{% for m in messages %}",
+    "long history is cut": "{% for m in messages[-41:] %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>",
+    "long history is told": f"{each('{{ m.content }}')}{{{{ 'long' if messages | length > 100 }}}}",
+    "every 16th": each("{{ '---' if loop.index % 16 == 0 }}{{ m.content }}"),
+    "thoughts in answers": each("{{ m.content.split('</think>')[-1] if m.role == 'assistant' else m.content }}"),
+    "commands in questions": each("{{ m.content }}{{ '!' if m.content.startswith('/short') }}"),
+    "markup in questions": each("{{ m.content | replace('<bos>', '') }}"),
+    "long texts are cut": each("{{ m.content[:123456] }}"),
+    "line ends": each("{{ m.content | replace('\\r\\n', '\\n') }}"),
+    "repeated texts": each("{{ m.content if m.content != messages[loop.index0 - 2].content }}"),
 }
 WORDS = st.text(max_size=12) | st.sampled_from(
     ["", " ", "a\n\n b ", "\u2003x\u00a0", "\x1c\x85y\u180e", "🙂", "{{ x }}"]
 )
 
+MARKUP = ("<|channel>", "<channel|>")
 ANSWERS = WORDS.filter(lambda text: "channel" not in text)  # Gemma's template cuts thoughts out of answers
 
 
@@ -64,7 +80,7 @@ def conversations(draw, spec: ChatSpec) -> list[dict[str, str]]:
 def case(request, tmp_path_factory) -> tuple[ChatSpec, ChatTemplate]:
     path = tmp_path_factory.mktemp("template") / "chat_template.jinja"
     path.write_text(written(request.param), encoding="utf-8")
-    spec = chat_turns(written(request.param), NAMED)
+    spec = chat_turns(written(request.param), NAMED, MARKUP)
     assert spec is not None
     assert (spec.system_start is None) == (request.param == "no system")
     return spec, ChatTemplate(path, NAMED)
@@ -91,6 +107,11 @@ def test_java_gives_what_the_template_gives(jvm, case, data):
 @pytest.mark.parametrize("name", NOT_PIECES)
 def test_templates_that_are_more_than_pieces(name):
     assert chat_turns(NOT_PIECES[name], NAMED) is None
+
+
+def test_what_no_answer_holds_is_not_looked_for_in_one():
+    template = NOT_PIECES["thoughts in answers"]
+    assert chat_turns(template, NAMED, ["</think>"]) == chat_turns(each("{{ m.content }}"), NAMED)
 
 
 def test_rules_of_roles():

@@ -43,7 +43,7 @@ public final class ChatTurns {
         String before = spec.start;
         String expected = USER;
         for (Message message : messages) {
-            boolean system = message.role.equals(SYSTEM) && text.length() == 0 && takesSystem();
+            boolean system = message.role.equals(SYSTEM) && message == messages.get(0) && takesSystem();
             if (!system && !message.role.equals(expected)) {
                 throw new ValueError("a text of the " + message.role + " stands where one of the " + expected
                     + " is to be; give questions and answers in turns");
