@@ -105,6 +105,7 @@ def test_dex_has_no_lambda(apk):
 def test_dex_holds_the_classes_that_the_manifest_names(apk):
     classes = dex_classes(apk.read("classes.dex"))
     tree = run("aapt2", "dump", "xmltree", "--file", "AndroidManifest.xml", APK)
+    assert re.search(r"launchMode[^\n]*=1", tree), "else the arrow of another screen ends the conversation"
     named = set(re.findall(r'android:name[^\n]*="(gemma4\.[\w.]+)"', tree))
     assert {"gemma4.mtp.app.App", "gemma4.mtp.app.MainActivity"} <= named <= classes
     assert {"gemma4.mtp.Speculative", "ai.onnxruntime.OrtSession"} <= classes

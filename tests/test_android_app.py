@@ -49,17 +49,22 @@ def unpack_and_compile(out: Path, folders: list[Path]) -> None:
 
 
 def open_bundle(
-    app: Jvm, bundle: Path, available: int = PLENTY, heap: int = PLENTY, force: bool = False, **fields: str
+    app: Jvm,
+    bundle: Path,
+    available: int = PLENTY,
+    heap: int = PLENTY,
+    force: bool = False,
+    at_once: str = "",
+    **fields: str,
 ) -> dict:
     given = {"context": "400", "threads": "1", **fields}
-    return app.ask(
-        "load", bundle=str(bundle), python=app.python, available=available, heap=heap, force=force, fields=given
-    )
+    memory = {"available": available, "heap": heap, "force": force}
+    return app.ask("load", bundle=str(bundle), python=app.python, fields=given, at_once=at_once, **memory)
 
 
-def send(app: Jvm, message: str, seed: int = 3, leave_after: int = 1 << 30, **fields: str) -> dict:
+def send(app: Jvm, message: str, seed: int = 3, leave_after: int = 1 << 30, at_once: str = "", **fields: str) -> dict:
     given = {"context": "400", "threads": "1", **fields}
-    return app.ask("send", message=message, seed=seed, leave_after=leave_after, fields=given)
+    return app.ask("send", message=message, seed=seed, leave_after=leave_after, at_once=at_once, fields=given)
 
 
 def replies(bundle: Path, messages: list[str], sampling: Sampling) -> list[str]:
@@ -181,6 +186,36 @@ def test_a_bundle_that_does_not_load(app, tmp_path):
 
 
 @needs_jdk
+@pytest.mark.parametrize("left", ["stop", "close"])
+def test_a_bundle_that_is_left_while_it_loads_is_let_go(bundle_of, app, left):
+    opened = open_bundle(app, bundle_of("tiny"), at_once=left)
+    assert opened["loaded"] is None and opened["failure"] is None and opened["heard"][-1] == "rests"
+    assert send(app, "Good morrow.", **GREEDY)["transcript"] == []
+    assert open_bundle(app, bundle_of("tiny"))["open"] == 1
+
+
+@needs_jdk
+def test_a_stop_before_the_engine_has_begun_is_kept(bundle_of, app):
+    open_bundle(app, bundle_of("tiny"))
+    stopped = send(app, "Good morrow. " * 20, at_once="stop", **GREEDY)
+    assert stopped["stop_reason"] == "cancelled" and stopped["transcript"][-1] == ""
+
+
+@needs_jdk
+def test_a_benchmark_that_is_left_shows_nothing(bundle_of, app):
+    open_bundle(app, bundle_of("tiny"))
+    told = app.ask("benchmark", prompts=["ROMEO:"], tokens=8, repeats=1, at_once="close")
+    assert told["loaded"] is None and told["failure"] is None and "runs" not in told
+
+
+@needs_jdk
+def test_an_error_of_the_device_is_told_and_ends_nothing(bundle_of, app):
+    told = open_bundle(app, bundle_of("tiny"), available=-1)
+    assert told["failure"] == "UNEXPECTED" and "no such service" in told["detail"] and told["loaded"] is None
+    assert open_bundle(app, bundle_of("tiny"))["failure"] is None
+
+
+@needs_jdk
 def test_a_closed_engine_frees_its_graphs(bundle_of, app):
     assert open_bundle(app, bundle_of("tiny"))["open"] == 1
     app.ask("close")
@@ -257,6 +292,30 @@ def test_import_is_given_up(bundle_of, app, tmp_path):
 
 
 @needs_jdk
+def test_what_an_import_that_is_stopped_at_its_end_has_copied_is_not_loaded(bundle_of, app, tmp_path):
+    app.ask("close")
+    fields = {"context": "400", "threads": "1"}
+    source, root = str(bundle_of("tiny")), str(tmp_path)
+    told = app.ask("import", source=source, root=root, fields=fields, leave_at_end=True)
+    assert told["failure"] is None and told["loaded"] is None
+    assert [path.name for path in tmp_path.iterdir()] in ([], ["tiny-int8"]), "all or nothing"
+
+
+@needs_jdk
+def test_a_long_name_is_cut(bundle_of, app, tmp_path):
+    source = Path(shutil.copytree(bundle_of("tiny"), tmp_path / "source"))
+    edit_json(source / "manifest.json", {"name": "n" * 300})
+    assert bring(app, source, tmp_path / "root")["failure"] is None
+    assert [path.name for path in (tmp_path / "root").iterdir()] == ["n" * 100]
+
+
+@needs_jdk
+def test_a_bundle_is_deleted(bundle_of, app, tmp_path):
+    folder = Path(shutil.copytree(bundle_of("tiny"), tmp_path / "gone"))
+    assert app.ask("delete", folder=str(folder))["failure"] is None and not folder.exists()
+
+
+@needs_jdk
 def test_files_of_other_backends_are_not_needed(bundle_of, app, tmp_path):
     bundle = Path(shutil.copytree(bundle_of("tiny"), tmp_path / "bundle"))
     ours = app.ask("files", bundle=str(bundle))
@@ -288,7 +347,9 @@ def test_settings_that_are_left_empty_are_the_bundle_s(bundle_of, app):
     [
         ("temperature", "hot", "temperature is hot; give a number"),
         ("temperature", "-1", "temperature is -1.0; it must be at least 0"),
-        ("temperature", "NaN", "temperature is nan; it must be at least 0"),
+        ("temperature", "1f", "temperature is 1f; give a number"),
+        ("temperature", "0x1p1", "temperature is 0x1p1; give a number"),
+        ("temperature", "NaN", "temperature is NaN; give a number"),
         ("top_p", "0", "top_p is 0.0; it must be above 0"),
         ("top_k", "1.5", "top_k is 1.5; give a whole number"),
         ("threads", "0", "threads is 0; give a whole number from 1 to 256"),

@@ -104,9 +104,7 @@ class Both:
 
     def generate(self, prompt: list[int], count: int, sampling: Sampling = SAMPLED, leave_after: int = 0) -> Reply:
         """What both make of it, after comparing it."""
-        request = {"prompt": prompt, "max_new_tokens": count, "leave_after": leave_after, "policy": self.policy}
-        given = {**dataclasses.asdict(sampling), "seed": str(sampling.seed)}
-        theirs = self.jvm.ask("generate", session=self.number, sampling=given, **request)
+        theirs = self.java(prompt, count, sampling, leave_after)
         reply = self._python(prompt, Settings(count, sampling), leave_after)
         assert theirs["token_ids"] == list(reply.token_ids)
         assert theirs["stop_reason"] == reply.stop_reason
@@ -114,6 +112,15 @@ class Both:
         if self.policy["draft_tokens"] is not None:
             assert self.counts(theirs) == statistics(reply)
         return reply
+
+    def java(
+        self, prompt: list[int], count: int, sampling: Sampling, leave_after: int = 0, break_after: int = 0
+    ) -> dict:
+        """leave_after, break_after: rounds until somebody stops it, until memory fails; 0 for never."""
+        request = {"prompt": prompt, "max_new_tokens": count, "policy": self.policy}
+        ends = {"leave_after": leave_after, "break_after": break_after}
+        given = {**dataclasses.asdict(sampling), "seed": str(sampling.seed)}
+        return self.jvm.ask("generate", session=self.number, sampling=given, **request, **ends)
 
     def _python(self, prompt: list[int], asked: Settings, leave_after: int) -> Reply:
         generate_rounds = self.session._rounds
@@ -182,16 +189,13 @@ def test_turns_windows_chunks_and_endings(bundle_of, jvm, recipe, dtype):
     full = [*text, *range(100, 400)][:400]
     assert both.generate(full, 5).token_ids == ()
     with pytest.raises(Refused, match=r"the prompt has 401 tokens, the context holds 400; shorten the prompt"):
-        jvm.ask(
-            "generate",
-            session=both.number,
-            prompt=[*full, 5],
-            max_new_tokens=5,
-            leave_after=0,
-            policy=both.policy,
-            sampling={**dataclasses.asdict(Sampling()), "seed": "0"},
-        )
-    assert both.generate(full[:200], 4).stop_reason == "length", "what was refused has changed nothing"
+        both.java([*full, 5], 5, Sampling())
+    kept = both.generate(full[:200], 4)
+    assert kept.stop_reason == "length", "what was refused has changed nothing"
+    with pytest.raises(Refused, match="OutOfMemoryError"):
+        both.java([*full[:200], 9], 50, Sampling(), break_after=2)
+    again = both.java(full[:200], 4, SAMPLED)
+    assert again["token_ids"] == list(kept.token_ids) and again["reused_tokens"] == 0, "half-written rows are not used"
 
 
 @needs_jdk

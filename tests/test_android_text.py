@@ -1,6 +1,7 @@
 """Text of the Java core: the ids, texts and streamed pieces of `tokenizers` and runtime_py, for Gemma's vocabulary, the tiny
 pair's and a made-up one; what a tokenizer file asks beyond Gemma's form is refused by name."""
 
+import functools
 import json
 import random
 from pathlib import Path
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from runtime_py.text import Text, TextStream
 
-from .edits import edit_json
+from .edits import REMOVED, edit_json
 from .jvm import Jvm, Refused, needs_jdk
 from .pairs import TINY, write_tokenizer
 from .texts import BYTES, GEMMA, NAMED, PIECES, VOCAB, needs_gemma, text_of
@@ -22,6 +23,9 @@ PARTS = (
     *("é", "e\u0301", "नमस्ते", "日本語", "👩‍👩‍👧", "🇩🇪", "\u200b", "\ufffd", "\ufeff", "\x00", "\x7f", "𒀀", "{}();", "a" * 40, "\n" * 35),
 )  # fmt: skip
 WRITTEN = st.text(max_size=40) | st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=12).map("".join)
+
+SPACES = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+NESTED = functools.reduce(lambda inside, _: [inside], range(300), [])
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +147,23 @@ def test_half_a_character_is_refused(jvm, made_up):
         ({"model/merges": [["<0x41>", "x"]]}, "merge 0 needs the token 'x', which the vocabulary has not"),
         ({"added_tokens/0/lstrip": True}, "added token '<pad>' is lstrip, which is not supported"),
         ({"model/vocab/<0x41>": 1.5}, "vocab: expected int, got '1.5'"),
+        ({"model/vocab/<0x41>": REMOVED, "model/vocab/\ud800": 4}, "token 4 is no Unicode text"),
+        ({"model/merges": REMOVED}, "the model has no merges"),
+        (
+            {"model/vocab/<0x41><0x42>": VOCAB, "model/merges": [["<0x41>", "<0x42>"], "<0x41> <0x42>"]},
+            "merges of two forms",
+        ),
+        ({"decoder": REMOVED}, "it has no decoder"),
+        ({"version": "2.0"}, "version '2.0' is not supported"),
+        ({"more": 1}, "a tokenizer has no 'more'"),
+        ({"added_tokens/0/special": REMOVED}, "added token '<pad>' does not say whether it is special"),
+        ({"added_tokens/0/content": "<new>"}, "token '<pad>' or its id 0 comes twice"),
+        (
+            {"added_tokens/0/content": "<new>", "added_tokens/0/id": VOCAB + 9},
+            f"added token '<new>' has the id {VOCAB + 9}, and {VOCAB} comes next",
+        ),
+        ({"normalizer": None, "pre_tokenizer": SPACES}, "a pre_tokenizer that splits at spaces is not supported"),
+        ({"post_processor": NESTED}, "objects and arrays are nested deeper than 200"),
     ],
 )
 def test_other_tokenizers_are_refused_by_name(jvm, tmp_path, changes, message):
@@ -151,6 +172,15 @@ def test_other_tokenizers_are_refused_by_name(jvm, tmp_path, changes, message):
     with pytest.raises(Refused) as refused:
         ask(jvm, tmp_path)
     assert str(refused.value).startswith(f"{tmp_path / 'tokenizer.json'}: {message}"), refused.value
+
+
+@needs_jdk
+def test_bytes_that_are_no_text_are_refused(jvm, tmp_path):
+    write_tokenizer(tmp_path, VOCAB)
+    whole = (tmp_path / "tokenizer.json").read_bytes()
+    (tmp_path / "tokenizer.json").write_bytes(whole.replace(b"<0x41>", b"<0x\xff>", 1))
+    with pytest.raises(Refused, match=r"tokenizer.json: it is no UTF-8 text"):
+        ask(jvm, tmp_path)
 
 
 @needs_jdk

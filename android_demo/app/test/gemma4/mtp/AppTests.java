@@ -17,6 +17,7 @@ import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.lang.reflect.Constructor;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -36,6 +37,7 @@ final class AppTests implements Executor, Device, Engine.Screen {
     private long available = Long.MAX_VALUE;
     private long heap = Long.MAX_VALUE;
     private int leaveAfter = Integer.MAX_VALUE; // pieces of an answer, files of an import, runs of a benchmark
+    private boolean leaveAtEnd; // of an import's files
     private int open; // graphs that were not closed
 
     public static void main(String[] arguments) throws Exception {
@@ -59,6 +61,7 @@ final class AppTests implements Executor, Device, Engine.Screen {
     private Object answer(Map<String, Object> request) throws Exception {
         heard.clear();
         leaveAfter = request.containsKey("leave_after") ? number(request, "leave_after") : Integer.MAX_VALUE;
+        leaveAtEnd = Boolean.TRUE.equals(request.get("leave_at_end"));
         switch ((String) request.get("do")) {
             case "settings":
                 return settings(request);
@@ -76,12 +79,18 @@ final class AppTests implements Executor, Device, Engine.Screen {
                 heap = (Long) request.get("heap");
                 engine.load(new File((String) request.get("bundle")), fields(request),
                     Boolean.TRUE.equals(request.get("force")));
+                atOnce(request);
                 return settle();
             case "send":
                 engine.send((String) request.get("message"), fields(request), (Long) request.get("seed"));
+                atOnce(request);
                 return settle();
             case "benchmark":
                 engine.benchmark(texts(request, "prompts"), number(request, "tokens"), number(request, "repeats"));
+                atOnce(request);
+                return settle();
+            case "delete":
+                engine.delete(Collections.singletonList(new File((String) request.get("folder"))));
                 return settle();
             case "new chat":
                 engine.newChat();
@@ -90,6 +99,15 @@ final class AppTests implements Executor, Device, Engine.Screen {
                 engine.close();
                 engine.newChat(); // does nothing, for nothing is loaded
                 return settle();
+        }
+    }
+
+    /** What a user does before the engine's thread has begun. */
+    private void atOnce(Map<String, Object> request) {
+        if ("stop".equals(request.get("at_once"))) {
+            engine.stop();
+        } else if ("close".equals(request.get("at_once"))) {
+            engine.close();
         }
     }
 
@@ -271,6 +289,9 @@ final class AppTests implements Executor, Device, Engine.Screen {
 
     @Override
     public long availableBytes() {
+        if (available < 0) {
+            throw new AssertionError("no such service");
+        }
         return available;
     }
 
@@ -307,5 +328,8 @@ final class AppTests implements Executor, Device, Engine.Screen {
     public void progress(String what, long done, long total) {
         heard.add(what + " " + done + "/" + total);
         leave();
+        if (leaveAtEnd && done == total) {
+            engine.stop();
+        }
     }
 }

@@ -9,6 +9,7 @@ import java.math.RoundingMode;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 
 /** JSON values as Map, List, String, Long, BigInteger, Double, Boolean and null; how Python writes such values. */
@@ -37,9 +38,7 @@ public final class Json {
     }
 
     private static Object value(JsonReader json, int depth) {
-        if (depth > MAX_DEPTH) {
-            throw new ValueError("objects and arrays are nested deeper than " + MAX_DEPTH);
-        }
+        checkDepth(depth);
         char kind = json.peek();
         if (kind == '{') {
             Map<String, Object> map = new LinkedHashMap<>();
@@ -60,6 +59,13 @@ public final class Json {
             return json.string();
         }
         return kind == '0' ? json.number() : json.literal();
+    }
+
+    /** A reader that calls itself would run out of stack. */
+    static void checkDepth(int depth) {
+        if (depth > MAX_DEPTH) {
+            throw new ValueError("objects and arrays are nested deeper than " + MAX_DEPTH);
+        }
     }
 
     /** Python's str(value) */
@@ -166,8 +172,8 @@ public final class Json {
         digits = digits.replaceAll("0+$", "");
         if (exponent < -4 || exponent >= 16) {
             String rest = digits.length() > 1 ? "." + digits.substring(1) : "";
-            return String.format(
-                "%s%s%se%s%02d", sign, digits.charAt(0), rest, exponent < 0 ? "-" : "+", Math.abs(exponent));
+            return String.format(Locale.ROOT, "%s%s%se%s%02d", sign, digits.charAt(0), rest, exponent < 0 ? "-" : "+",
+                Math.abs(exponent));
         }
         String plain = new BigDecimal(new BigInteger(digits), digits.length() - 1 - exponent).toPlainString();
         return sign + (plain.contains(".") ? plain : plain + ".0");

@@ -3,6 +3,7 @@ package gemma4.mtp;
 import java.io.IOException;
 import java.io.Reader;
 import java.math.BigInteger;
+import java.nio.charset.CharacterCodingException;
 
 /**
  * Strict JSON from a stream of characters, a value at a time, so that a vocabulary needs no tree. It accepts what
@@ -208,15 +209,20 @@ public final class JsonReader {
 
     /** Over a value of any kind. */
     public void skip() {
+        skip(0);
+    }
+
+    private void skip(int depth) {
+        Json.checkDepth(depth);
         char kind = peek();
         if (kind == '{') {
             for (boolean more = begin('{'); more; more = more('{')) {
                 name();
-                skip();
+                skip(depth + 1);
             }
         } else if (kind == '[') {
             for (boolean more = begin('['); more; more = more('[')) {
-                skip();
+                skip(depth + 1);
             }
         } else if (kind == '"') {
             string();
@@ -296,6 +302,8 @@ public final class JsonReader {
                 finished = count < 0;
                 end += Math.max(count, 0);
             }
+        } catch (CharacterCodingException error) {
+            throw new ValueError("it is no UTF-8 text");
         } catch (IOException error) {
             throw new ValueError(String.valueOf(error.getMessage()));
         }

@@ -261,10 +261,11 @@ public final class KvCache {
         int oldFloor = oldest();
         int first = needed(rows);
         KvRows[] sliding = new KvRows[past.length];
+        for (int layer = 0; layer < past.length; layer++) { // before anything changes: there may be no memory for it
+            sliding[layer] = sliding(layer) ? slidingRows(layer, first, rows) : null;
+        }
         for (int layer = 0; layer < past.length; layer++) {
-            if (sliding(layer)) {
-                sliding[layer] = slidingRows(layer, first, rows);
-            } else {
+            if (!sliding(layer)) {
                 past[layer].clear(rows, oldLength);
             }
         }

@@ -30,12 +30,12 @@ public final class Memory {
             drafter += manifest.drafter.centroidHead.centroids.sizeBytes().longValue();
         }
         drafterBytes = drafts ? drafter : 0;
-        kvBytes = cacheBytes(manifest.kv, contextTokens, marginRows) + castBytes(manifest.kv, contextTokens);
+        kvBytes = (long) (cacheBytes(manifest.kv, contextTokens, marginRows) + castBytes(manifest.kv, contextTokens));
         this.contextTokens = contextTokens;
     }
 
     public long totalBytes() {
-        return weightsBytes + drafterBytes + kvBytes;
+        return (long) ((double) weightsBytes + drafterBytes + kvBytes);
     }
 
     /** The parts, in a sentence. */
@@ -63,29 +63,32 @@ public final class Memory {
         return 0;
     }
 
-    /** Keys and values of a KvCache whose context is full. */
-    private static long cacheBytes(KVSpec spec, int contextTokens, int marginRows) {
-        long whole = (contextTokens + spec.chunkRows - 1) / spec.chunkRows * spec.chunkRows;
-        long closed = marginRows > 0 ? spec.window + marginRows : 0;
-        long total = 0;
+    /**
+     * Keys and values of a KvCache whose context is full. A double, which is exact here and does not overflow, whatever
+     * a manifest says.
+     */
+    private static double cacheBytes(KVSpec spec, int contextTokens, int marginRows) {
+        double whole = Math.ceil(contextTokens / (double) spec.chunkRows) * spec.chunkRows;
+        double closed = marginRows > 0 ? (double) spec.window + marginRows : 0;
+        double total = 0;
         for (KVLayerSpec layer : spec.layers) {
             boolean sliding = layer.type.equals(Manifest.SLIDING);
-            long rows = sliding ? spec.window + closed : whole;
+            double rows = sliding ? spec.window + closed : whole;
             rows += layer.layer == spec.donors.get(Manifest.SLIDING) ? spec.window : 0;
             total += spec.rowBytes(layer) * rows;
             if (sliding || !spec.dtype.equals("float32")) {
-                total += 2 * 4 * layer.kvHeads * layer.headDim * spec.chunkRows;
+                total += 2.0 * 4 * layer.kvHeads * layer.headDim * spec.chunkRows;
             }
         }
         return total;
     }
 
     /** What a step takes for past rows narrower than float32: keys and values of one full layer at a time, cast. */
-    private static long castBytes(KVSpec spec, int contextTokens) {
-        long most = 0;
+    private static double castBytes(KVSpec spec, int contextTokens) {
+        double most = 0;
         for (KVLayerSpec layer : spec.layers) {
             if (!spec.dtype.equals("float32") && layer.type.equals(Manifest.FULL)) {
-                most = Math.max(most, 2 * 4 * layer.kvHeads * layer.headDim);
+                most = Math.max(most, 2.0 * 4 * layer.kvHeads * layer.headDim);
             }
         }
         return most * contextTokens;

@@ -6,14 +6,17 @@ import java.util.List;
 
 /**
  * A text with its KV rows, kept from turn to turn: each call is given the whole text, and what it has in common with
- * the text of the call before is not run again. For one thread at a time, but for `cancel`.
+ * the text of the call before is not run again. For one thread at a time.
  */
 public final class Session {
     /** How far behind the open chunk a conversation may be rewound without running it again. */
     public static final int MARGIN_ROWS = 1024;
 
-    /** What a call tells while it runs. */
+    /** What a call tells, and asks, while it runs. */
     public interface Listener {
+        /** Asked after every block and every chunk of the prompt: true ends the call with what it has. */
+        boolean cancelled();
+
         /** After every round: its tokens have just been added. */
         void round(Round round);
     }
@@ -56,7 +59,6 @@ public final class Session {
     private final KvCache cache;
     private final Clock clock;
     private IntList ids = new IntList();
-    private volatile boolean cancelled;
 
     /** drafter null: only lookup can draft. */
     public Session(
@@ -77,20 +79,27 @@ public final class Session {
         return ids.toArray();
     }
 
-    /** From any thread: the call that runs ends after its block, or its chunk of the prompt, with what it has. */
-    public void cancel() {
-        cancelled = true;
+    /**
+     * Continue a text by at most maxNewTokens. ValueError if that cannot be; the session is then unchanged. After an
+     * Error, such as one of memory, it is empty.
+     */
+    public Reply generate(int[] prompt, int maxNewTokens, Sampling sampling, DraftPolicy policy, Listener listener) {
+        try {
+            return run(prompt, maxNewTokens, sampling, policy, listener);
+        } catch (Error error) { // rows may be half written
+            ids = new IntList();
+            cache.rewind(0);
+            throw error;
+        }
     }
 
-    /** Continue a text by at most maxNewTokens. ValueError if that cannot be; the session is then unchanged. */
-    public Reply generate(int[] prompt, int maxNewTokens, Sampling sampling, DraftPolicy policy, Listener listener) {
-        cancelled = false;
+    private Reply run(int[] prompt, int maxNewTokens, Sampling sampling, DraftPolicy policy, Listener listener) {
         double started = clock.seconds();
         double first = started;
         int[] reused = begin(prompt, maxNewTokens);
         List<Round> rounds = new ArrayList<>();
         boolean chunks = true;
-        while (chunks && !cancelled) {
+        while (chunks && !listener.cancelled()) {
             chunks = Speculative.prefillChunk(target, cache, ids);
         }
         if (chunks) {
@@ -99,7 +108,7 @@ public final class Session {
             Speculative loop =
                 new Speculative(target, drafter, cache, ids, maxNewTokens, tokens, policy, sampling, clock);
             for (Round round = loop.next(); round != null; round = loop.next()) {
-                boolean leaves = cancelled && round.stopReason == null;
+                boolean leaves = round.stopReason == null && listener.cancelled();
                 first = rounds.isEmpty() ? clock.seconds() : first;
                 rounds.add(leaves ? round.stopped("cancelled") : round);
                 listener.round(rounds.get(rounds.size() - 1));

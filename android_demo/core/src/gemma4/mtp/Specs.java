@@ -162,8 +162,9 @@ public final class Specs {
         }
 
         /** Of one committed row of a layer, k and v. */
-        long rowBytes(KVLayerSpec layer) {
-            return 2 * layer.kvHeads * (layer.headDim * Manifest.dtypes().get(dtype) + (dtype.equals("int8") ? 4 : 0));
+        double rowBytes(KVLayerSpec layer) {
+            double bytes = (double) layer.headDim * Manifest.dtypes().get(dtype) + (dtype.equals("int8") ? 4 : 0);
+            return 2 * layer.kvHeads * bytes;
         }
     }
 

@@ -6,10 +6,14 @@ import java.io.FileInputStream;
 import java.io.IOException;
 import java.io.InputStreamReader;
 import java.io.Reader;
+import java.nio.charset.CharsetDecoder;
 import java.util.Arrays;
 import java.util.HashMap;
+import java.util.HashSet;
 import java.util.LinkedHashMap;
+import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.TreeMap;
 
 /**
@@ -18,6 +22,9 @@ import java.util.TreeMap;
  */
 public final class Vocabulary {
     private static final String SPLIT_LINES = "\\n+|[^\\n]+";
+    private static final List<String> PARTS = Arrays.asList("decoder", "model");
+    private static final List<String> NOT_APPLIED =
+        Arrays.asList("truncation", "padding", "post_processor"); // as in runtime_py/text.py
 
     /** Tokens that are cut out of the raw text. */
     final Map<String, Integer> added = new LinkedHashMap<>();
@@ -33,6 +40,9 @@ public final class Vocabulary {
     private int[] ranks = new int[1 << 10];
     private int[] results = new int[1 << 10]; // of each rank: the id of the merged token
     private int merges;
+    private int modelTokens; // without the added ones
+    private final Set<String> outside = new HashSet<>(); // added tokens that the model has not
+    private boolean splitsSpaces;
 
     private Vocabulary() {}
 
@@ -42,8 +52,8 @@ public final class Vocabulary {
      */
     public static Vocabulary load(File path, Map<String, String> names) {
         Vocabulary vocabulary = new Vocabulary();
-        try (Reader reader =
-                 new BufferedReader(new InputStreamReader(new FileInputStream(path), Manifest.UTF_8), 1 << 16)) {
+        CharsetDecoder utf8 = Manifest.UTF_8.newDecoder(); // one that tells of what is none
+        try (Reader reader = new BufferedReader(new InputStreamReader(new FileInputStream(path), utf8), 1 << 16)) {
             vocabulary.read(new JsonReader(reader));
             vocabulary.finish(names);
         } catch (ValueError | IOException error) {
@@ -132,12 +142,12 @@ public final class Vocabulary {
     }
 
     private void read(JsonReader json) {
-        boolean model = false;
+        Set<String> found = new HashSet<>();
         for (boolean more = json.begin('{'); more; more = json.more('{')) {
             String name = json.name();
+            found.add(name);
             if (name.equals("model")) {
                 readModel(json);
-                model = true;
             } else if (name.equals("added_tokens")) {
                 for (boolean token = json.begin('['); token; token = json.more('[')) {
                     readAdded(Fields.map(Json.value(json), "added_tokens"));
@@ -148,13 +158,23 @@ public final class Vocabulary {
                 splitsLines = splitsLines(Json.value(json));
             } else if (name.equals("decoder")) {
                 checkDecoder(Json.value(json));
+            } else if (name.equals("version")) {
+                supported("version", Json.value(json), "'1.0'");
+            } else if (NOT_APPLIED.contains(name)) {
+                json.skip();
             } else {
-                json.skip(); // truncation, padding and post-processor are not applied, as in runtime_py/text.py
+                throw new ValueError("a tokenizer has no " + Json.repr(Json.first(name, 60)));
             }
         }
         json.end();
-        if (!model) {
-            throw new ValueError("no model");
+        for (String part : PARTS) {
+            if (!found.contains(part)) {
+                throw new ValueError("it has no " + part);
+            }
+        }
+        if (splitsSpaces && !replacesSpaces) {
+            throw new ValueError(
+                "a pre_tokenizer that splits at spaces is not supported here without a normalizer that replaces them");
         }
     }
 
@@ -169,6 +189,12 @@ public final class Vocabulary {
         }
         if (content.isEmpty()) {
             throw new ValueError("an added token is empty");
+        }
+        if (!(token.get("special") instanceof Boolean)) {
+            throw new ValueError("added token " + Json.repr(content) + " does not say whether it is special");
+        }
+        if (id(content) < 0) {
+            outside.add(content);
         }
         put(content, id);
         added.put(content, id);
@@ -185,14 +211,15 @@ public final class Vocabulary {
         return supported("normalizer", normalizer, known);
     }
 
-    private static boolean splitsLines(Object splitter) {
+    private boolean splitsLines(Object splitter) {
         if (splitter == null) {
             return false;
         }
         String spaces =
             "{'type': 'Split', 'pattern': {'String': ' '}, 'behavior': 'MergedWithPrevious', 'invert': False}";
-        if (Json.repr(splitter).equals(spaces)) {
-            return false; // there are none left
+        splitsSpaces = Json.repr(splitter).equals(spaces);
+        if (splitsSpaces) {
+            return false; // none are left
         }
         String lines = "{'type': 'Split', 'pattern': {'Regex': " + Json.repr(SPLIT_LINES)
             + "}, 'behavior': 'Isolated', 'invert': False}";
@@ -214,11 +241,15 @@ public final class Vocabulary {
 
     private void readModel(JsonReader json) {
         Map<String, Object> settings = new TreeMap<>();
+        boolean hasMerges = false;
         for (boolean more = json.begin('{'); more; more = json.more('{')) {
             String name = json.name();
+            hasMerges |= name.equals("merges");
             if (name.equals("vocab")) {
                 for (boolean token = json.begin('{'); token; token = json.more('{')) {
                     String content = json.name();
+                    outside.remove(content);
+                    modelTokens++;
                     put(content, Numbers.toInt(Fields.integer(json.number(), "vocab"), "vocab"));
                 }
             } else if (name.equals("merges")) {
@@ -226,6 +257,9 @@ public final class Vocabulary {
             } else {
                 settings.put(name, Json.value(json));
             }
+        }
+        if (!hasMerges) {
+            throw new ValueError("the model has no merges");
         }
         Map<String, Object> known = new TreeMap<>();
         known.put("type", "BPE");
@@ -251,10 +285,15 @@ public final class Vocabulary {
         if (count == 0) {
             throw new ValueError("the merges stand before the vocabulary");
         }
+        char form = 0; // of the first one
         for (boolean more = json.begin('['); more; more = json.more('[')) {
             String left;
             String right;
-            if (json.peek() == '[') {
+            form = form == 0 ? json.peek() : form;
+            if (json.peek() != form) {
+                throw new ValueError("merges of two forms");
+            }
+            if (form == '[') {
                 json.begin('[');
                 left = json.string();
                 json.more('[');
@@ -309,6 +348,9 @@ public final class Vocabulary {
         if (id >= tokens.length) {
             tokens = Arrays.copyOf(tokens, Math.max(id + 1, 2 * tokens.length));
         }
+        if (!isText(token)) {
+            throw new ValueError("token " + id + " is no Unicode text");
+        }
         int known = id(token);
         if ((known >= 0 && known != id) || (tokens[id] != null && !tokens[id].equals(token))) {
             throw new ValueError("token " + Json.repr(Json.first(token, 60)) + " or its id " + id + " comes twice");
@@ -332,7 +374,26 @@ public final class Vocabulary {
         }
     }
 
+    /** Without half a pair of surrogates. */
+    private static boolean isText(String token) {
+        for (int i = 0; i < token.length(); i++) {
+            if (Character.isSurrogate(token.charAt(i)) && !Character.isSupplementaryCodePoint(token.codePointAt(i++))) {
+                return false;
+            }
+        }
+        return true;
+    }
+
     private void finish(Map<String, String> names) {
+        int last = -1;
+        for (Map.Entry<String, Integer> token : added.entrySet()) { // `tokenizers` counts on, whatever the file says
+            int next = Math.max(last + 1, modelTokens);
+            if (outside.contains(token.getKey()) && token.getValue() != next) {
+                throw new ValueError("added token " + Json.repr(token.getKey()) + " has the id " + token.getValue()
+                    + ", and " + next + " comes next");
+            }
+            last = Math.max(last, token.getValue());
+        }
         for (String content : names.values()) {
             int id = id(content);
             if (id >= 0) {

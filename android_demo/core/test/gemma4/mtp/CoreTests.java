@@ -35,6 +35,8 @@ final class CoreTests {
                 answer.put("ok", tests.answer(new Request(request)));
             } catch (ValueError error) {
                 answer.put("error", error.getMessage());
+            } catch (OutOfMemoryError error) {
+                answer.put("error", error.toString());
             }
             out.println(Answer.json(answer));
         }
@@ -228,16 +230,22 @@ final class CoreTests {
     }
 
     private Object generate(Request request) {
-        final Session session = sessions.get(request.integer("session"));
+        Session session = sessions.get(request.integer("session"));
         final int leaveAfter = request.integer("leave_after");
+        final int breakAfter = request.integer("break_after");
         Session.Reply reply = session.generate(request.ids("prompt"), request.integer("max_new_tokens"),
             sampling(request.object("sampling")), policy(request.object("policy")), new Session.Listener() {
                 private int rounds;
 
                 @Override
+                public boolean cancelled() {
+                    return leaveAfter > 0 && rounds >= leaveAfter;
+                }
+
+                @Override
                 public void round(Round round) {
-                    if (++rounds == leaveAfter) {
-                        session.cancel();
+                    if (++rounds == breakAfter) {
+                        throw new OutOfMemoryError("of a test");
                     }
                 }
             });

@@ -13,6 +13,7 @@ import java.io.OutputStream;
 import java.math.BigInteger;
 import java.security.MessageDigest;
 import java.security.NoSuchAlgorithmException;
+import java.util.Arrays;
 import java.util.List;
 
 /**
@@ -20,8 +21,10 @@ import java.util.List;
  * what was cut short is never taken for one.
  */
 public final class BundleImport {
-    /** Of the folder that is being filled. */
+    /** Names of the folder that is being filled, and of a bundle whose place another one takes. */
     static final String UNFINISHED = ".import";
+    static final String REPLACED = ".replaced";
+    private static final int MOST_CHARACTERS = 100; // of a name
     private static final long SPARE_BYTES = 64 << 20; // a full disk harms other apps too
     private static final long MANIFEST_LIMIT = 16 << 20;
 
@@ -60,7 +63,9 @@ public final class BundleImport {
         }
         try {
             BundleImport work = new BundleImport(source, folder, progress);
-            work.copy(Manifest.NAME, null);
+            if (!work.copy(Manifest.NAME, null)) {
+                return null;
+            }
             Manifest manifest = Manifest.load(folder);
             Pair.backend(manifest); // before gigabytes are copied in vain
             return work.copyFiles(manifest, root.getUsableSpace()) ? work.finish(manifest, root) : null;
@@ -69,6 +74,11 @@ public final class BundleImport {
         } finally {
             Bundles.delete(folder);
         }
+    }
+
+    /** What an import that was killed has left in root. */
+    static List<File> remains(File root) {
+        return Arrays.asList(new File(root, UNFINISHED), new File(root, REPLACED));
     }
 
     private boolean copyFiles(Manifest manifest, long free) throws IOException {
@@ -130,7 +140,8 @@ public final class BundleImport {
     private static void check(String file, FileSpec spec, long size, String sha256) {
         if (size != spec.sizeBytes) {
             String found = size > spec.sizeBytes ? "more" : size + " bytes, fewer";
-            throw new ValueError(file + ": has " + found + " than the " + spec.sizeBytes + " that the manifest says; copy or export the bundle again");
+            throw new ValueError(file + ": has " + found + " than the " + spec.sizeBytes
+                + " that the manifest says; copy or export the bundle again");
         }
         if (!sha256.equals(spec.sha256)) {
             throw new ValueError(file + ": sha256 is " + sha256 + ", the manifest says " + spec.sha256
@@ -148,9 +159,11 @@ public final class BundleImport {
 
     private File finish(Manifest manifest, File root) throws IOException {
         File target = new File(root, name(manifest));
-        if (!Bundles.delete(target) || !folder.renameTo(target)) {
+        File replaced = new File(root, REPLACED);
+        if (!Bundles.delete(replaced) || (target.exists() && !target.renameTo(replaced)) || !folder.renameTo(target)) {
             throw new IOException(target + " cannot be written");
         }
+        Bundles.delete(replaced);
         return target;
     }
 
@@ -158,6 +171,6 @@ public final class BundleImport {
     static String name(Manifest manifest) {
         String recipe = Pair.backend(manifest).quantization.recipe;
         String name = (manifest.name + "-" + recipe).replaceAll("[^A-Za-z0-9_-]+", "-").replaceAll("^-+|-+$", "");
-        return name.isEmpty() ? "bundle" : name;
+        return name.isEmpty() ? "bundle" : name.substring(0, Math.min(name.length(), MOST_CHARACTERS));
     }
 }

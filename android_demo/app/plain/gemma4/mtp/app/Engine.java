@@ -66,11 +66,6 @@ public final class Engine {
         }
     }
 
-    /** Work on the engine's thread. */
-    interface Task {
-        void run();
-    }
-
     private final Device device;
     private final Executor screenThread;
     private final ExecutorService thread = Executors.newSingleThreadExecutor();
@@ -137,18 +132,20 @@ public final class Engine {
             return;
         }
         forget();
-        start(bundle, new Task() {
+        start(bundle, new Runnable() {
             @Override
             public void run() {
                 release();
-                final Model made = Model.load(bundle, settings, device, force);
-                model = made;
-                post(new Task() {
-                    @Override
-                    public void run() {
-                        loaded = made.loaded;
-                    }
-                });
+                model = Model.load(bundle, settings, device, force);
+            }
+        }, new Runnable() {
+            @Override
+            public void run() {
+                if (stopped) { // or closed, meanwhile
+                    releaseLater();
+                } else {
+                    loaded = model.loaded;
+                }
             }
         });
     }
@@ -160,23 +157,27 @@ public final class Engine {
         }
         transcript.add(new Line(true, message));
         transcript.add(new Line(false, ""));
-        start(null, new Task() {
+        start(null, new Runnable() {
             @Override
             public void run() {
                 boolean good = false;
                 try {
                     model.answer(message, settings, seed, new Model.Answer() {
                         @Override
-                        public boolean at(String piece, Figures figures) {
+                        public void at(String piece, Figures figures) {
                             tellText(piece);
                             tellFigures(figures, null);
-                            return !stopped;
                         }
 
                         @Override
                         public void ended(String piece, String stopReason, Figures figures) {
                             tellText(piece);
                             tellFigures(figures, stopReason);
+                        }
+
+                        @Override
+                        public boolean stopped() {
+                            return stopped;
                         }
                     });
                     good = true;
@@ -195,7 +196,7 @@ public final class Engine {
             return;
         }
         benchmark = null;
-        start(null, new Task() {
+        start(null, new Runnable() {
             @Override
             public void run() {
                 model.benchmark(prompts, tokens, repeats, new Model.Runs() {
@@ -219,7 +220,7 @@ public final class Engine {
             return;
         }
         final File[] copied = new File[1];
-        start(null, new Task() {
+        start(null, new Runnable() {
             @Override
             public void run() {
                 copied[0] = BundleImport.run(source, root, new BundleImport.Progress() {
@@ -235,23 +236,34 @@ public final class Engine {
                     }
                 });
             }
-        }, new Task() {
+        }, new Runnable() {
             @Override
             public void run() {
-                if (copied[0] != null) {
+                if (copied[0] != null && !stopped) {
                     load(copied[0], settings, false);
                 }
             }
         });
     }
 
-    /** Ends what runs after its step; what it has stays. */
+    /** Ends what runs after its step; what it has stays. A bundle that is being loaded is let go. */
     public void stop() {
         stopped = true;
-        Model running = model;
-        if (busy && running != null) {
-            running.session.cancel();
+    }
+
+    /** A bundle's folder, or what is left of one. */
+    public void delete(final List<File> folders) {
+        if (busy) {
+            return;
         }
+        start(null, new Runnable() {
+            @Override
+            public void run() {
+                for (File folder : folders) {
+                    Bundles.delete(folder);
+                }
+            }
+        });
     }
 
     public void newChat() {
@@ -259,7 +271,7 @@ public final class Engine {
             return;
         }
         transcript.clear();
-        start(null, new Task() {
+        start(null, new Runnable() {
             @Override
             public void run() {
                 model.conversation.clear();
@@ -271,6 +283,10 @@ public final class Engine {
     public void close() {
         stop();
         forget();
+        releaseLater();
+    }
+
+    private void releaseLater() {
         thread.execute(new Runnable() {
             @Override
             public void run() {
@@ -283,21 +299,26 @@ public final class Engine {
         if (model != null) {
             model.graphs.close();
             model = null;
+            Runtime.getRuntime().gc(); // KV rows count as taken until then, and the next load asks what is free
         }
     }
 
     private void forget() {
         loaded = null;
+        failure = null;
         benchmark = null;
         transcript.clear();
     }
 
-    private void start(File bundle, Task task) {
+    private void start(File bundle, Runnable task) {
         start(bundle, task, null);
     }
 
-    /** bundle: that the task loads, or null. after: on the screen's thread, when the task has ended well. */
-    private void start(final File bundle, final Task task, final Task after) {
+    /**
+     * bundle: that the task loads, or null. after: on the screen's thread, when the task has ended well, or null; it
+     * may start the next one.
+     */
+    private void start(final File bundle, final Runnable task, final Runnable after) {
         busy = true;
         stopped = false;
         failure = null;
@@ -308,7 +329,7 @@ public final class Engine {
             @Override
             public void run() {
                 final Failure failed = attempt(bundle, task);
-                post(new Task() {
+                screenThread.execute(new Runnable() {
                     @Override
                     public void run() {
                         busy = false;
@@ -324,18 +345,18 @@ public final class Engine {
     }
 
     /** Null if it went well. */
-    private static Failure attempt(File bundle, Task task) {
+    private static Failure attempt(File bundle, Runnable task) {
         try {
             task.run();
             return null;
         } catch (ValueError error) {
-            return new Failure(Failure.Problem.SENTENCE, error.getMessage(), null);
+            return new Failure(Failure.Problem.SENTENCE, error.getMessage(), bundle);
         } catch (Preflight.Refused error) {
             return new Failure(Failure.Problem.DOES_NOT_FIT, error.getMessage(), bundle);
         } catch (OutOfMemoryError error) {
-            return new Failure(Failure.Problem.OUT_OF_MEMORY, String.valueOf(error.getMessage()), null);
-        } catch (RuntimeException | LinkageError error) { // a library that is not there is a LinkageError
-            return new Failure(Failure.Problem.UNEXPECTED, String.valueOf(error), null);
+            return new Failure(Failure.Problem.OUT_OF_MEMORY, String.valueOf(error.getMessage()), bundle);
+        } catch (Throwable error) { // also a library that is not there, or a mapped file that has shrunk
+            return new Failure(Failure.Problem.UNEXPECTED, String.valueOf(error), bundle);
         }
     }
 
@@ -345,20 +366,11 @@ public final class Engine {
         }
     }
 
-    private void post(final Task task) {
-        screenThread.execute(new Runnable() {
-            @Override
-            public void run() {
-                task.run();
-            }
-        });
-    }
-
     private void tellText(final String piece) {
         if (piece.isEmpty()) {
             return;
         }
-        post(new Task() {
+        screenThread.execute(new Runnable() {
             @Override
             public void run() {
                 if (!transcript.isEmpty()) { // closed meanwhile
@@ -373,32 +385,35 @@ public final class Engine {
 
     /** A message without an answer is not part of the conversation. */
     private void tellWithdrawn() {
-        post(new Task() {
+        screenThread.execute(new Runnable() {
             @Override
             public void run() {
                 for (int i = 0; i < 2 && !transcript.isEmpty(); i++) {
                     transcript.remove(transcript.size() - 1);
                 }
+                figures = null;
             }
         });
     }
 
     /** ended: the stop reason, or null while it goes on. */
     private void tellFigures(final Figures now, final String ended) {
-        post(new Task() {
+        screenThread.execute(new Runnable() {
             @Override
             public void run() {
-                figures = now;
-                stopReason = ended;
-                if (screen != null) {
-                    screen.figures();
+                if (loaded != null) { // else closed meanwhile
+                    figures = now;
+                    stopReason = ended;
+                    if (screen != null) {
+                        screen.figures();
+                    }
                 }
             }
         });
     }
 
     private void tellProgress(final String what, final long done, final long total) {
-        post(new Task() {
+        screenThread.execute(new Runnable() {
             @Override
             public void run() {
                 if (screen != null) {
@@ -409,12 +424,14 @@ public final class Engine {
     }
 
     private void tellBenchmark(final int done, final int total, final Benchmark result) {
-        post(new Task() {
+        screenThread.execute(new Runnable() {
             @Override
             public void run() {
-                benchmark = result;
-                if (screen != null) {
-                    screen.progress("", done, total);
+                if (loaded != null) { // else closed meanwhile
+                    benchmark = result;
+                    if (screen != null) {
+                        screen.progress("", done, total);
+                    }
                 }
             }
         });

@@ -8,7 +8,7 @@ public final class Failure {
 
     public final Problem kind;
     public final String detail;
-    /** Of DOES_NOT_FIT, what was to be loaded. */
+    /** What was to be loaded, or null. */
     public final File bundle;
 
     Failure(Problem kind, String detail, File bundle) {

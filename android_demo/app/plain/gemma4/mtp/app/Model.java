@@ -13,14 +13,16 @@ import java.io.File;
 import java.util.ArrayList;
 import java.util.List;
 
-/** A loaded bundle with one conversation. For one thread, but for its session's `cancel`. */
+/** A loaded bundle with one conversation. For one thread. */
 final class Model {
     /** Hears of an answer while it is made. */
     interface Answer {
-        /** False to end it. */
-        boolean at(String piece, Figures figures);
+        void at(String piece, Figures figures);
 
         void ended(String piece, String stopReason, Figures figures);
+
+        /** Whether somebody wants it to end. */
+        boolean stopped();
     }
 
     /** Hears of a benchmark's runs. */
@@ -32,8 +34,8 @@ final class Model {
 
     final Engine.Loaded loaded;
     final Device.Graphs graphs;
-    final Session session;
     final Conversation conversation;
+    private final Session session;
     private final Device device;
     private final Pair pair;
     private Settings settings; // of the policy
@@ -88,15 +90,18 @@ final class Model {
             private double first;
 
             @Override
+            public boolean cancelled() {
+                return answer.stopped();
+            }
+
+            @Override
             public void round(Round round) {
                 double now = Clock.SYSTEM.seconds();
                 first = rounds.isEmpty() ? now : first;
                 rounds.add(round);
                 String piece = stream.push(round.tokens);
                 text.append(piece);
-                if (!answer.at(piece, figures(rounds, first - started, now - first))) {
-                    session.cancel();
-                }
+                answer.at(piece, figures(rounds, first - started, now - first));
             }
         };
         Session.Reply reply = session.generate(prompt, session.maxContextTokens(), sampling, policy, listener);
@@ -139,14 +144,15 @@ final class Model {
     private Session.Reply run(String prompt, int tokens, DraftPolicy used, final Runs runs) {
         int[] ids = pair.tokenizer.encodePrompt(prompt, pair.manifest.tokens.bos);
         int context = Math.min(ids.length + tokens, pair.target.maxContextTokens());
-        final Session fresh = new Session(pair.target, pair.drafter, pair.manifest.tokens, context, 0, Clock.SYSTEM);
+        Session fresh = new Session(pair.target, pair.drafter, pair.manifest.tokens, context, 0, Clock.SYSTEM);
         return fresh.generate(ids, tokens, Sampling.GREEDY, used, new Session.Listener() {
             @Override
-            public void round(Round round) {
-                if (runs.stopped()) {
-                    fresh.cancel();
-                }
+            public boolean cancelled() {
+                return runs.stopped();
             }
+
+            @Override
+            public void round(Round round) {}
         });
     }
 }

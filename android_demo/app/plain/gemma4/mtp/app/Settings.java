@@ -54,11 +54,13 @@ public final class Settings {
 
     private static Double number(Map<String, String> fields, String name) {
         String text = text(fields, name).replace(',', '.');
-        try {
-            return text.isEmpty() ? null : Double.valueOf(text);
-        } catch (NumberFormatException error) {
+        if (text.isEmpty()) {
+            return null;
+        }
+        if (!text.matches("-?([0-9]+\\.?|[0-9]*\\.[0-9]+)([eE][+-]?[0-9]+)?")) { // Java's own also takes 1f and 0x1p1
             throw new ValueError(name + " is " + text + "; give a number, or nothing for the bundle's own");
         }
+        return Double.valueOf(text);
     }
 
     private static int integer(Map<String, String> fields, String name, int least, int most, int usual) {

@@ -28,7 +28,7 @@ public final class App extends Application {
                 main.post(work);
             }
         });
-        Bundles.delete(new File(importRoot(), BundleImport.UNFINISHED)); // of a process that was killed
+        engine.delete(BundleImport.remains(importRoot())); // of a process that was killed
     }
 
     Engine engine() {

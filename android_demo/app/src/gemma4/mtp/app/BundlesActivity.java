@@ -11,6 +11,7 @@ import android.widget.LinearLayout;
 import android.widget.TextView;
 import gemma4.mtp.Memory;
 import java.io.File;
+import java.util.Collections;
 import java.util.List;
 
 /** The bundles that there are: load one, delete one, bring one in. */
@@ -116,8 +117,7 @@ public final class BundlesActivity extends EngineActivity {
                 new DialogInterface.OnClickListener() {
                     @Override
                     public void onClick(DialogInterface dialog, int which) {
-                        Bundles.delete(bundle);
-                        changed();
+                        engine().delete(Collections.singletonList(bundle));
                     }
                 })
             .show();

@@ -20,7 +20,6 @@ final class FolderSource implements BundleImport.Source {
     FolderSource(ContentResolver resolver, Uri tree) {
         this.resolver = resolver;
         this.tree = tree;
-        ids.put("", DocumentsContract.getTreeDocumentId(tree));
     }
 
     @Override
@@ -34,11 +33,14 @@ final class FolderSource implements BundleImport.Source {
     }
 
     private String id(String path) {
+        if (path.isEmpty()) {
+            return DocumentsContract.getTreeDocumentId(tree);
+        }
         int slash = path.lastIndexOf('/');
         String folder = slash < 0 ? "" : path.substring(0, slash);
         if (!listed.containsKey(folder)) {
             listed.put(folder, true);
-            String parent = folder.isEmpty() ? ids.get("") : id(folder);
+            String parent = id(folder);
             if (parent != null) {
                 list(folder, parent);
             }

@@ -25,6 +25,7 @@ public final class MainActivity extends EngineActivity {
     private EditText message;
     private Button send;
     private Failure asked; // whether to load it all the same
+    private boolean opened; // the bundle of the last time has been thought of
 
     @Override
     int layout() {
@@ -46,11 +47,6 @@ public final class MainActivity extends EngineActivity {
                 sendOrStop();
             }
         });
-        File last = app().lastBundle();
-        boolean fresh = state == null && engine().loaded() == null && !engine().busy();
-        if (fresh && last != null && app().bundles().contains(last)) {
-            engine().load(last, app().settings(), false);
-        }
     }
 
     @Override
@@ -127,6 +123,18 @@ public final class MainActivity extends EngineActivity {
             askToLoadAnyway(failure);
         }
         scrollDown();
+        if (!opened && !engine.busy()) { // what a screen before this one began may still run
+            opened = true;
+            openLast();
+        }
+    }
+
+    private void openLast() {
+        File last = app().lastBundle();
+        boolean nothing = engine().loaded() == null && engine().failure() == null;
+        if (nothing && last != null && app().bundles().contains(last)) {
+            engine().load(last, app().settings(), false);
+        }
     }
 
     private TextView lineView(Engine.Line line) {

@@ -61,12 +61,20 @@ public final class SettingsActivity extends Activity {
             }
         }
         try {
-            Settings before = app().settings();
+            Engine engine = app().engine();
+            int before = app().settings().contextTokens;
             Settings settings = new Settings(fields);
+            if (engine.busy() && before != settings.contextTokens) {
+                ((TextView) findViewById(R.id.note)).setText(R.string.busy);
+                return;
+            }
             app().store(fields);
-            Engine.Loaded loaded = app().engine().loaded();
-            if (loaded != null && before.contextTokens != settings.contextTokens) {
-                app().engine().load(loaded.bundle, settings, false);
+            Engine.Loaded loaded = engine.loaded();
+            Failure failure = engine.failure();
+            if (loaded != null && before != settings.contextTokens) {
+                engine.load(loaded.bundle, settings, false);
+            } else if (loaded == null && failure != null && failure.bundle != null) { // perhaps it loads now
+                engine.load(failure.bundle, settings, false);
             }
             finish();
         } catch (ValueError error) {
