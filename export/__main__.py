@@ -104,7 +104,11 @@ def main(arguments: list[str]) -> int:
     for chatty in ("torchao", "torch.utils._pytree"):  # what they say at import concerns nobody here
         logging.getLogger(chatty).setLevel(logging.ERROR)
     try:
-        options = parser().parse_args(arguments)
+        options, unknown = parser().parse_known_args(arguments)
+        if unknown:
+            raise ValueError(
+                f"unrecognized arguments: {' '.join(unknown)}; see python -m export {options.command} --help"
+            )
         if options.command == "check":
             from .check import check_bundle
 
@@ -112,7 +116,10 @@ def main(arguments: list[str]) -> int:
         else:
             _export(options)
     except ImportError as error:
-        print(f"error: {error}; install the exporter with pip install -e '.[export]'", file=sys.stderr)
+        print(
+            f"error: {error}; enter the environment with the exporter (. .venv/bin/activate), or pip install -e '.[export]'",
+            file=sys.stderr,
+        )
         return 2
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

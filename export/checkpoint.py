@@ -96,7 +96,8 @@ def resolve(source: str, files: tuple[str, ...] = HUB_FILES) -> tuple[Path, str 
     if source and Path(source).is_dir():
         return Path(source), None
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", source) or Path(source).exists():
-        raise ValueError(f"checkpoint {source!r} is neither a folder nor a hub id (owner/name)")
+        found = "a file; give its folder" if Path(source).is_file() else "neither a folder nor a hub id (owner/name)"
+        raise ValueError(f"checkpoint {source!r} is {found}")
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils import disable_progress_bars
     from huggingface_hub.utils.logging import set_verbosity_error

@@ -91,6 +91,8 @@ def export_pair(
 ) -> Package:
     """Write the bundle `out` of an opened pair, every byte once."""
     check_pair(target.config, drafter.config)
+    if context is not None and context > (most := target.config.max_context_tokens):
+        raise ValueError(f"--context {context} is above the model's own {most}; give at most that")
     remarks = _remarks(target, drafter)
     specs = tables(recipe_name, target.config.per_layer_input_size, ple_bits)
     tokens, sampling, drafting = tokens_spec(target), _sampling(target), drafting_defaults(drafter)
@@ -168,7 +170,8 @@ def _alone_in(out: Path) -> Iterator[None]:
 
 
 def _unwritable(out: Path, error: OSError) -> ValueError:
-    return ValueError(f"{out}: cannot be written ({error.strerror}); choose another --out")
+    reason = "it is a file" if out.is_file() else error.strerror
+    return ValueError(f"{out}: cannot be written ({reason}); choose another --out")
 
 
 def prepare_folder(out: Path, force: bool, backends: tuple[str, ...]) -> None:

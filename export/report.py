@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from runtime_py.manifest import QuantSpecSummary
+from runtime_py.manifest import MANIFEST_NAME, QuantSpecSummary
 
 from .package import Package
 from .quant import TensorError
@@ -17,10 +17,12 @@ def print_report(package: Package, out: Path) -> None:
         print(f"note: {remark}")
     if manifest.warning:
         print(manifest.warning)
+    own = (out / MANIFEST_NAME).stat().st_size
     print(f"\n{'MB':>10}  file")
     for name, spec in manifest.files.items():
         print(f"{spec.size_bytes / 1e6:10.3f}  {name}")
-    print(f"{sum(spec.size_bytes for spec in manifest.files.values()) / 1e6:10.3f}  {out} in all")
+    print(f"{own / 1e6:10.3f}  {MANIFEST_NAME}")
+    print(f"{(own + sum(spec.size_bytes for spec in manifest.files.values())) / 1e6:10.3f}  {out} in all")
     print(f"\nrun it:\n  python -m runtime_py generate {shlex.quote(str(out))} --prompt 'ROMEO:' --max-new-tokens 100")
 
 

@@ -25,9 +25,9 @@ def main(arguments: list[str]) -> int:
                 f"unrecognized arguments: {' '.join(unknown)}; see python -m runtime_py {options.command} --help"
             )
         commands = {"generate": _generate, "chat": _chat, "serve": _serve, "check": _check, "bench": _bench}
-        {**commands, "eval": _eval, "info": _info}[options.command](options)
+        code = {**commands, "eval": _eval, "info": _info}[options.command](options)
         print(end="", flush=True)  # now, so that an error of the write is met below
-        return 0
+        return code or 0
     except BrokenPipeError:  # the reader of stdout has gone
         _drop_unwritten()
         return 0
@@ -79,7 +79,8 @@ def _generate(options: argparse.Namespace) -> None:
         print(_summary(result), file=sys.stderr)
 
 
-def _chat(options: argparse.Namespace) -> None:
+def _chat(options: argparse.Namespace) -> int:
+    """-> 2 if lines that no terminal wrote met an error; at a terminal somebody has read it and gone on."""
     from .chat import Chat, run
     from .session import MARGIN_ROWS, Session, Settings
 
@@ -91,7 +92,8 @@ def _chat(options: argparse.Namespace) -> None:
     if sys.stdin.isatty() and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     settings = lambda: Settings(options.max_new_tokens, _sampling(options))  # noqa: E731  a seed for each reply
-    run(Chat(session, settings, options.system, options.think, options.drafter))
+    failed = run(Chat(session, settings, options.system, options.think, options.drafter))
+    return 2 if failed and not sys.stdin.isatty() else 0
 
 
 def _serve(options: argparse.Namespace) -> None:

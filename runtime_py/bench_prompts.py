@@ -52,6 +52,8 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
         lines = path.read_text(encoding="utf-8").split("\n")  # other line breaks may stand within a text
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: no UTF-8 ({error})") from None
+    except OSError as error:
+        raise ValueError(f"--prompts {path}: cannot be read ({error.strerror}); give a text file in UTF-8") from None
     prompts = tuple(_prompt(path, i + 1, line) for i, line in enumerate(lines) if line.strip())
     if not prompts:
         raise ValueError(f'{path}: no prompts; write {{"kind": "chat", "text": "..."}}, one a line')

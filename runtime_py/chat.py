@@ -15,6 +15,7 @@ from .events import Event, MalformedToolCall, TextDelta, ThoughtDelta, ToolCall
 from .loading import choose_policy
 from .measure import draft_statistics, peak_rss_mib
 from .session import Reply, Session, Settings
+from .speculative import ContextFull
 
 HELP = "/reset, /stats, /draft K|auto|off, /save FILE, /quit"
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
@@ -39,9 +40,12 @@ class Chat:
         system = [{"role": "system", "content": self.system}] if self.system else []
         variables = {"enable_thinking": True} if self.think else None
         show = _Display(sys.stdout.isatty())
-        with _interrupt(self.session.cancel):
-            for item in self.session.stream_chat([*system, *asked], self.new_settings(), variables=variables):
-                show(item)
+        try:
+            with _interrupt(self.session.cancel):
+                for item in self.session.stream_chat([*system, *asked], self.new_settings(), variables=variables):
+                    show(item)
+        except ContextFull as error:
+            raise ValueError(f"{error}, or begin anew with /reset" if self.messages else str(error)) from None
         self.last = item
         calls = sum(len(message.get("tool_calls", ())) for message in self.messages)
         self.messages = [*asked, item.message(calls)]
@@ -123,9 +127,9 @@ def _interrupt(cancel: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def run(chat: Chat) -> None:
-    """Lines from stdin until /quit or its end. An error is one line, and the conversation goes on."""
-    terminal = sys.stdin.isatty()
+def run(chat: Chat) -> bool:
+    """Lines from stdin until /quit or its end. An error is one line, and the conversation goes on -> whether there was one."""
+    terminal, failed = sys.stdin.isatty(), False
     if terminal:
         print(f"{chat.session.pair.manifest.name}; {HELP}", file=sys.stderr)
     while True:
@@ -133,12 +137,13 @@ def run(chat: Chat) -> None:
             print("> " if terminal else "", end="", flush=True)
             line = sys.stdin.readline()
             if not line or not _take(chat, line.strip()):
-                return
+                return failed
         except KeyboardInterrupt:
             print("\n[/quit or Ctrl-D ends the conversation]", file=sys.stderr)
         except BrokenPipeError:
             raise
         except (ValueError, OSError) as error:
+            failed = True
             print(f"error: {' '.join(str(error).splitlines())}", file=sys.stderr)
 
 

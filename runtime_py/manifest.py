@@ -279,6 +279,8 @@ def to_json(manifest: Manifest) -> str:
 def load(bundle: Path) -> Manifest:
     """Read and check bundle/manifest.json. ValueError names the file and the field that is wrong."""
     path = Path(bundle) / MANIFEST_NAME
+    if Path(bundle).is_file():
+        raise ValueError(f"{bundle}: is a file; give the folder that an export wrote")
     if not Path(bundle).is_dir():
         raise ValueError(
             f"{bundle}: no {MANIFEST_NAME}: no such folder; give the one that an export wrote, or export it again"

@@ -190,7 +190,9 @@ async def _body(request: Request, max_bytes: int) -> bytes:
     async for part in request.stream():
         body += part
         if len(body) > max_bytes:
-            raise ApiError(413, f"the request has more than {max_bytes} bytes", "request_too_large")
+            raise ApiError(
+                413, f"the request has more than {max_bytes} bytes; send a shorter conversation", "request_too_large"
+            )
     return bytes(body)
 
 
@@ -202,9 +204,16 @@ def _parse(body: bytes) -> object:
 
 
 def run(session: Session, host: str, port: int) -> None:
-    """Serve until interrupted. OSError if the address cannot be had; port 0 takes a free one."""
+    """Serve until interrupted. ValueError if the address cannot be had; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, port), family=family) as listener:
+    try:
+        listener = socket.create_server((host, port), family=family)
+    except OSError as error:
+        reason = error.strerror.partition(" (while")[0]
+        raise ValueError(
+            f"--host {host} --port {port}: {reason}; give another, or port 0 for one that is free"
+        ) from None
+    with listener:
         config = uvicorn.Config(make_app(session), log_level="warning", lifespan="off")
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listener.getsockname()[1]}/v1"

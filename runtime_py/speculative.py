@@ -91,6 +91,10 @@ def generate(
         hidden, by = output.hidden[accepted], drafting.settle(ids, added, accepted)
 
 
+class ContextFull(ValueError):
+    """A prompt is longer than the context."""
+
+
 def check_request(target: Target, cache: KVCache, ids: list[int], max_new_tokens: int, held: int) -> None:
     """ValueError if ids, of which the cache is to hold the first `held`, cannot be continued."""
     if max_new_tokens < 1:
@@ -98,7 +102,7 @@ def check_request(target: Target, cache: KVCache, ids: list[int], max_new_tokens
     if len(ids) <= held:
         raise ValueError(f"no token to run: the cache holds all {len(ids)} of the prompt; add at least one")
     if len(ids) > cache.max_context_tokens:
-        raise ValueError(
+        raise ContextFull(
             f"the prompt has {len(ids)} tokens, the context holds {cache.max_context_tokens}; shorten the prompt"
         )
     for token in ids:

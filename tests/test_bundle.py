@@ -102,7 +102,7 @@ def test_check_passes(bundle_of, recipe, capsys):
     for word in ("manifest", "hashes", *contract.GRAPHS, "pair", "row invariance"):
         assert any(line.startswith(word) for line in lines), word
     if recipe != "fp32":
-        assert lines[-1].endswith("every row has the same bits alone and in blocks (manifest: true)")
+        assert lines[-1].endswith("every row has the same bits alone and in blocks (which the manifest promises)")
 
 
 @pytest.mark.parametrize("context", [17, 130, 176])
@@ -296,7 +296,7 @@ def test_check_measures_row_invariance(bundle, stated, monkeypatch, capsys):
         assert "rows differ from rows alone at T = 5" in line and "near ties" in line
     else:
         assert export_main(["check", str(bundle)]) == 0
-        assert "rows differ from rows alone at T = 5 (manifest: false)" in capsys.readouterr().out
+        assert "rows differ from rows alone at T = 5 (which the manifest does not promise)" in capsys.readouterr().out
 
 
 # Large files.

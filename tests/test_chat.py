@@ -102,9 +102,19 @@ def test_commands(bundle, tmp_path):
 )
 def test_error_is_one_line_and_the_conversation_goes_on(bundle, line, message):
     result = chat(bundle, f"{line}\n{FIRST}\n")
-    assert (result.returncode, result.stdout) == (0, f"{api_replies(bundle, FIRST)[0]}\n")
+    assert (result.returncode, result.stdout) == (2, f"{api_replies(bundle, FIRST)[0]}\n")
     errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1 and message in errors[0] and "Traceback" not in result.stderr
+
+
+def test_a_full_context_is_told_with_the_way_out(bundle):
+    result = chat(bundle, f"{FIRST}\n{FIRST}\n/reset\n{FIRST}\n", "--context", 60, "--max-new-tokens", 40)
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and errors[0].endswith(
+        "the context holds 60; shorten the prompt, or begin anew with /reset"
+    )
+    half = len(result.stdout) // 2
+    assert result.stdout[:half] == result.stdout[half:] != "", "the first and the third are answered alike"
 
 
 def test_bad_options_are_one_line(bundle, tmp_path):

@@ -96,8 +96,9 @@ def test_a_long_value_is_shown_in_part(bundle):
 def test_what_is_no_bundle_is_one_line(tmp_path, name):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
-    for folder in ("nowhere", "empty", "file"):
-        options = ["--prompt", "a"] if name == "generate" else []
+    options = ["--prompt", "a"] if name == "generate" else []
+    assert f"{tmp_path / 'file'}: is a file; give the folder" in error_of(name, tmp_path / "file", *options)
+    for folder in ("nowhere", "empty"):
         line = error_of(name, tmp_path / folder, *options)
         assert f"{tmp_path / folder}: no manifest.json" in line
         assert "export it again" in line

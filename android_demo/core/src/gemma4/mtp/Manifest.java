@@ -106,6 +106,9 @@ public final class Manifest {
     /** Read and check manifest.json of a bundle. ValueError names the file and the field that is wrong. */
     public static Manifest load(File bundle) {
         File path = new File(bundle, NAME);
+        if (bundle.isFile()) {
+            throw new ValueError(bundle + ": is a file; give the folder that an export wrote");
+        }
         if (!bundle.isDirectory()) {
             throw new ValueError(
                 bundle + ": no " + NAME + ": no such folder; give the one that an export wrote, or export it again");
