@@ -342,7 +342,7 @@ def test_threads_auto_measures_all_and_says_which_is_fastest(bundle_of, asked, c
         (["--threads", "all"], "'all' is neither auto nor a number; see "),
         (["--html", "/nowhere/report.html"], "--html /nowhere/report.html: no file can be made there; "),
         (["--html", "/tmp"], "--html /tmp: no file can be made there; "),
-        (["--prompts", "/nowhere"], "No such file or directory: '/nowhere'"),
+        (["--prompts", "/nowhere"], "--prompts /nowhere: cannot be read (No such file or directory); "),
         (["--tokens", "4000"], "4000 are to follow, the context holds 2048; "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
