@@ -161,6 +161,7 @@ public final class BundleImport {
         File target = new File(root, name(manifest));
         File replaced = new File(root, REPLACED);
         if (!Bundles.delete(replaced) || (target.exists() && !target.renameTo(replaced)) || !folder.renameTo(target)) {
+            replaced.renameTo(target); // the one that was there
             throw new IOException(target + " cannot be written");
         }
         Bundles.delete(replaced);
