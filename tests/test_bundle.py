@@ -193,6 +193,7 @@ def test_a_folder_that_cannot_be_written(pair_of, tmp_path, capsys):
     for out in (tmp_path / "file", tmp_path / "file/bundle", Path("/proc/bundle")):
         line = error_line(export_main, export_arguments(pair_of(SHAPE), out), capsys)
         assert f"{out}: cannot be written" in line and "--out" in line
+        assert ("(it is a file)" in line) == (out == tmp_path / "file")
 
 
 # `export check` on damaged bundles.

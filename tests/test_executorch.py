@@ -180,6 +180,7 @@ def test_a_damaged_target_file_is_one_line_and_a_damaged_drafter_turns_drafting_
     [
         (["--context", "512"], "--context is for ExecuTorch's files"),
         (["--context", "5", "--backend", "executorch"], "--context 5 is too small"),
+        (["--context", "9999", "--backend", "executorch"], "--context 9999 is above the model's own 2048; "),
     ],
 )
 def test_context_that_makes_no_sense(arguments, part, tmp_path, capsys):

@@ -346,7 +346,8 @@ def test_command_serves_and_ends_by_interrupt(bundle):
         got = client_of(address).chat.completions.create(model="tiny", messages=MESSAGES, **LIMITS)
         assert got.choices[0].message.content
         port = address.rpartition(":")[2]
-        assert "Address already in use" in error_of("serve", bundle, "--port", port)
+        taken = error_of("serve", bundle, "--port", port)
+        assert f"--host 127.0.0.1 --port {port}: Address already in use; give another, or port 0" in taken
     finally:
         process.send_signal(signal.SIGINT)
         errors = process.communicate(timeout=WAIT_S)[1]

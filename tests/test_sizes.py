@@ -14,7 +14,7 @@ from export.sizes import SIZES, check_size, drafter_of, target_of
 from export.space import weight_bytes
 
 from .edits import error_line
-from .pairs import PairShape
+from .pairs import TINY, PairShape
 
 FACTS = {  # layers with their own KV, donors
     "e2b": (15, {"sliding": 13, "full": 14}),
@@ -87,6 +87,7 @@ def test_a_checkpoint_of_another_size_is_refused_before_anything_is_written(pair
         (["custom", "--checkpoint", "a"], "required: --drafter"),
         (["e2b", "--random-weights", "--checkpoint", "a"], "--checkpoint and --random-weights exclude each other"),
         (["e4b", "--random-weights", "--drafter", "a"], "--drafter and --random-weights exclude each other"),
+        (["tiny", "--checkpoint", str(TINY / "target/config.json")], "config.json' is a file; give its folder"),
         (["e2b", "--tokenizer", "a"], "--tokenizer is for --random-weights"),
         (["e2b", "--random-weights", "-1"], "--random-weights -1: a seed is at least 0"),
         (["e2b", "--random-weights", "x"], "invalid int value: 'x'"),
@@ -94,7 +95,10 @@ def test_a_checkpoint_of_another_size_is_refused_before_anything_is_written(pair
         (["e2b", "--fp32", "--ple-bits", "8", "--random-weights"], "--ple-bits 8: fp32 quantizes no table"),
         (["tiny", "--ple-bits", "5"], "--ple-bits: invalid choice: 5"),
         (["tiny", "--small", "--int4"], "not allowed with argument --small"),
-        (["tiny", "--random-weights"], "unrecognized arguments: --random-weights"),
+        (
+            ["tiny", "--random-weights"],
+            "unrecognized arguments: --random-weights; see python -m export tiny --help",
+        ),
         (
             ["e2b", "--random-weights", "--tokenizer", "no/such"],
             "--tokenizer no/such: no tokenizer.json; give that file",
