@@ -44,9 +44,10 @@ class Recipe:
         return not self.whole_groups or columns % spec.width(columns) == 0
 
 
-INT8, INT4 = QuantSpec(8, 64), QuantSpec(4, 32, negative_scales=True)
+INT8 = QuantSpec(8, 64)
+INT4, INT4_WIDE = QuantSpec(4, 32, negative_scales=True), QuantSpec(4, 128, negative_scales=True)
 INT8_ROWS = QuantSpec(8, None)  # XNNPACK has no 8-bit groups
-INT4_POSITIVE, INT4_WIDE = QuantSpec(4, 32), QuantSpec(4, 128)
+INT4_POSITIVE, INT4_WIDE_POSITIVE = QuantSpec(4, 32), QuantSpec(4, 128)
 FLOAT32 = Recipe((), row_invariant=False)
 # small keeps the drafter's linears at 8 bit: 5 MB of E2B, and on the tiny pair 0.65 of 3 drafts are accepted at 4 bit, 0.66
 # at 8. Its head, 30 MB, is 4 bit: no difference there. (int8: 0.82; the target's 4 bits cost the rest.)
@@ -55,8 +56,7 @@ RECIPES = {  # backend -> name -> forms of the graphs' weights
         "fp32": FLOAT32,  # onnxruntime multiplies a single float32 row in another order
         "int8": Recipe((("*", INT8),), row_invariant=True),
         "int4": Recipe((("drafter.*", INT8), ("*.lm_head", INT8), ("*", INT4)), row_invariant=True),
-        # In 4-bit blocks of 64, 128 or 256 a row alone has other bits than among others, at every width: 32 is the most
-        "small": Recipe((("drafter.*", INT8), ("*", INT4)), row_invariant=True),
+        "small": Recipe((("drafter.*", INT8), ("*", INT4_WIDE)), row_invariant=True),
     },
     "executorch": {
         "fp32": Recipe((), row_invariant=True),
@@ -67,7 +67,7 @@ RECIPES = {  # backend -> name -> forms of the graphs' weights
             whole_groups=True,
         ),
         "small": Recipe(
-            (("drafter.*", INT8_ROWS), ("*", INT4_WIDE), ("*", INT4_POSITIVE), ("*", INT8_ROWS)),
+            (("drafter.*", INT8_ROWS), ("*", INT4_WIDE_POSITIVE), ("*", INT4_POSITIVE), ("*", INT8_ROWS)),
             row_invariant=True,
             whole_groups=True,
         ),
@@ -88,7 +88,7 @@ def tables(recipe_name: str, per_layer_size: int, ple_bits: int | None = None) -
         return {"token": None, "per_layer": None, "drafter_head": None}
     small = recipe_name == "small"
     return {
-        "token": INT4 if small else INT8,
+        "token": INT4_WIDE if small else INT8,
         "per_layer": _per_layer_int4(per_layer_size) if ple_bits == 4 else PER_LAYER_INT8,
         "drafter_head": INT4 if small else QuantSpec(8, None),
     }

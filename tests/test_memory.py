@@ -43,7 +43,7 @@ def test_narrower_rows_need_a_full_layers_in_float32_too(bundle, dtype, cast):
     assert needs(narrow, "onnx", 100, 0, True).kv_bytes == cache_bytes(narrow.kv, 100, 0) + cast
 
 
-@pytest.mark.parametrize(("recipe", "block"), [("int8", 64), ("small", 32)])
+@pytest.mark.parametrize(("recipe", "block"), [("int8", 64), ("small", 128)])
 def test_needs_are_the_weights_of_the_graphs(bundle_of, recipe, block):
     """Files, and of a scale onnxruntime's three float32 numbers in place of one bfloat16."""
     bundle = bundle_of("tiny", recipe)

@@ -127,7 +127,7 @@ def test_pack_against_a_naive_reader(rows, columns, form, seed):
 
 # Recipes.
 
-INT8, INT4 = QuantSpec(8, 64), QuantSpec(4, 32, negative_scales=True)
+INT8, INT4, INT4_WIDE = QuantSpec(8, 64), QuantSpec(4, 32, negative_scales=True), QuantSpec(4, 128, negative_scales=True)
 KINDS = (
     "self_decoder.layers.0.self_attn.q_proj",
     "cross_decoder.layers.15.mlp.down_proj",
@@ -145,7 +145,7 @@ KINDS = (
         ("fp32", [None] * 7),
         ("int8", [INT8] * 7),
         ("int4", [INT4] * 3 + [INT8] * 4),
-        ("small", [INT4] * 4 + [INT8] * 3),
+        ("small", [INT4_WIDE] * 4 + [INT8] * 3),
     ],
 )
 def test_recipes(recipe, expected):
@@ -158,7 +158,7 @@ def test_recipes(recipe, expected):
         ("fp32", (None, None, None)),
         ("int8", (INT8, QuantSpec(8, 256), QuantSpec(8, None))),
         ("int4", (INT8, QuantSpec(8, 256), QuantSpec(8, None))),
-        ("small", (INT4, QuantSpec(8, 256), INT4)),
+        ("small", (INT4_WIDE, QuantSpec(8, 256), INT4)),
     ],
 )
 def test_tables_of_a_recipe(recipe, expected):
@@ -240,7 +240,7 @@ HEAD, PER_LAYER, DRAFTER_HEAD = "cross_decoder.lm_head.weight", "embeddings.per_
     ("recipe", "ple_bits", "forms"),
     [
         ("int4", None, {DOWN: (4, 32), HEAD: (8, 64), UP: (8, 64), PER_LAYER: (8, 256), DRAFTER_HEAD: (8, 64)}),
-        ("small", 4, {DOWN: (4, 32), HEAD: (4, 32), UP: (8, 64), PER_LAYER: (4, 32), DRAFTER_HEAD: (4, 32)}),
+        ("small", 4, {DOWN: (4, 128), HEAD: (4, 128), UP: (8, 64), PER_LAYER: (4, 32), DRAFTER_HEAD: (4, 32)}),
     ],
 )
 def test_reported_errors_and_share(pair_of, tmp_path, recipe, ple_bits, forms):

@@ -112,7 +112,7 @@ def test_a_table_in_the_head_is_the_table_of_its_own(bundle_of, pair_of, tmp_pat
     assert (shared.bits, shared.zero_point, shared.data.file) == (4, 8, "onnx/cross_decoder.onnx.data")
     (tmp_path / embeddings.FOLDER).mkdir()
     target = weights.open_target(str(pair_of("tiny")[0]))
-    form = target, "embed_tokens.weight", "token", tmp_path, QuantSpec(4, 32, True), [], shared.multiplier
+    form = target, "embed_tokens.weight", "token", tmp_path, QuantSpec(4, 128, True), [], shared.multiplier
     own = embeddings.write_table(*form)
     assert (bundle / "embeddings/token.bin").exists() is False and own.data.size_bytes == shared.data.size_bytes
     ids = range(own.data.shape[0])
