@@ -33,7 +33,10 @@ OPSET = 23  # RMSNormalization, RotaryEmbedding
 std = onnxscript.opset23
 Placement = dict[str, tuple[int, str, tuple[int, ...]]]
 _torchlib_ops = functools.cache(onnxscript_apis.get_torchlib_ops)
-WIDEST_ALIKE = {8: 64, 4: 32}  # bits -> widest block in which onnxruntime gives one row the bits that it has among others
+WIDEST_ALIKE = {
+    8: 64,
+    4: 32,
+}  # bits -> widest block in which onnxruntime gives a row alone the bits it has among others
 PAGE_BYTES, LINE_BYTES = 4096, 64  # a tensor of a page or more starts on a page, so that it can be mapped by itself
 
 
@@ -66,7 +69,6 @@ def linear(x, weight, scale, bits: int, group: int):
     if scale is None:
         return FusedMatMul(x, weight, transB=1)
     columns = x.shape[-1]
-    scale = std.Cast(scale, to=onnx.TensorProto.FLOAT)  # onnxruntime does that once, at load: it takes no bfloat16
     return MatMulNBits(
         x, weight, scale, K=columns, N=weight.shape[0], bits=bits, block_size=group, accuracy_level=ACCURACY_LEVEL
     )
@@ -186,16 +188,14 @@ def write(
 
 
 def _pack_shapes(program: ExportedProgram) -> None:
-    """Give every quantized weight of the program the shape that `pack` will give its values, and scales half their bytes."""
+    """Give every quantized weight of the program the shape that `pack` will give its values."""
     names = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.target}
     for node in program.graph.nodes:
         if node.target is torch.ops.gemma4.linear.default and node.args[2] is not None:
-            _, weight, scale, bits, group = node.args
+            _, weight, _, bits, group = node.args
             with weight.meta["val"].fake_mode:
                 weight.meta["val"] = pack(torch.empty(weight.meta["val"].shape, dtype=torch.int8), bits, group)
-                scale.meta["val"] = scale.meta["val"].bfloat16()
-            for part in (weight, scale):
-                program.state_dict[names[part.name]] = part.meta["val"]
+            program.state_dict[names[weight.name]] = weight.meta["val"]
 
 
 def _to_onnx(graph: nn.Module, program: ExportedProgram) -> ir.Model:
@@ -293,8 +293,7 @@ def _write_weight(
         values = pack(chunk.values, spec.bits, spec.width(chunk.values.shape[1])) if spec else chunk.values
         _write_rows(file, placement[buffer], chunk.start, values)
         if chunk.scale is not None:
-            scale = chunk.scale.bfloat16().view(torch.uint16)
-            _write_rows(file, placement[buffer.removesuffix("weight") + "scale"], chunk.start, scale)
+            _write_rows(file, placement[buffer.removesuffix("weight") + "scale"], chunk.start, chunk.scale)
 
 
 def _write_rows(file: BinaryIO, place: tuple[int, str, tuple[int, ...]], start: int, rows: Tensor) -> None:

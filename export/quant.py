@@ -14,11 +14,13 @@ from torch import Tensor
 @dataclass(frozen=True)
 class QuantSpec:
     """bits: 8 or 4, symmetric. group: columns that share a scale (None: the whole row); a row's last may be shorter.
-    negative_scales: allowed, so that -8 can stand for a group's largest value of either sign (XNNPACK refuses them)."""
+    negative_scales: allowed, so that -8 can stand for a group's largest value of either sign (XNNPACK refuses them).
+    scale_dtype: of the scales in a file; all of them are numbers that bfloat16 can hold."""
 
     bits: int
     group: int | None
     negative_scales: bool = False
+    scale_dtype: torch.dtype = torch.bfloat16
 
     def width(self, columns: int) -> int:
         return self.group or columns
@@ -44,9 +46,10 @@ class Recipe:
         return not self.whole_groups or columns % spec.width(columns) == 0
 
 
-INT8 = QuantSpec(8, 64)
-INT4, INT4_WIDE = QuantSpec(4, 32, negative_scales=True), QuantSpec(4, 128, negative_scales=True)
-INT8_ROWS = QuantSpec(8, None)  # XNNPACK has no 8-bit groups
+# float32, which MatMulNBits takes as they lie in the mapped file: of bfloat16 it would keep a float32 copy in memory
+INT8 = QuantSpec(8, 64, scale_dtype=torch.float32)
+INT4, INT4_WIDE = (QuantSpec(4, group, negative_scales=True, scale_dtype=torch.float32) for group in (32, 128))
+INT8_ROWS = QuantSpec(8, None, scale_dtype=torch.float32)  # XNNPACK has no 8-bit groups
 INT4_POSITIVE, INT4_WIDE_POSITIVE = QuantSpec(4, 32), QuantSpec(4, 128)
 FLOAT32 = Recipe((), row_invariant=False)
 # small keeps the drafter's linears at 8 bit: 5 MB of E2B, and on the tiny pair 0.65 of 3 drafts are accepted at 4 bit, 0.66
@@ -88,9 +91,9 @@ def tables(recipe_name: str, per_layer_size: int, ple_bits: int | None = None) -
         return {"token": None, "per_layer": None, "drafter_head": None}
     small = recipe_name == "small"
     return {
-        "token": INT4_WIDE if small else INT8,
+        "token": QuantSpec(4, 128, negative_scales=True) if small else QuantSpec(8, 64),
         "per_layer": _per_layer_int4(per_layer_size) if ple_bits == 4 else PER_LAYER_INT8,
-        "drafter_head": INT4 if small else QuantSpec(8, None),
+        "drafter_head": QuantSpec(4, 32, negative_scales=True) if small else QuantSpec(8, None),
     }
 
 

@@ -171,11 +171,11 @@ def _shapes(config: TargetConfig | DrafterConfig, graphs: tuple[type[nn.Module],
 
 
 def written_bytes(rows: int, columns: int, spec: QuantSpec | None) -> int:
-    """Bytes that rows of a tensor take in a file: whole groups, scales bfloat16 (ExecuTorch's of 8-bit rows are float32)."""
+    """Bytes that rows of a tensor take in a file: whole groups and their scales."""
     if spec is None:
         return rows * columns * 4
     groups = spec.groups(columns)
-    return rows * (groups * spec.width(columns) * spec.bits // 8 + groups * 2)
+    return rows * (groups * spec.width(columns) * spec.bits // 8 + groups * spec.scale_dtype.itemsize)
 
 
 def _square_sum(x: Tensor) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 from .cache import KVCache, Layout
 from .embeddings import EmbeddingTable, map_array, to_float, to_values
 from .files import check_hashes, check_sizes, graph_files
-from .graph import Graph, Wrap, load_graph, unwrapped
+from .graph import Graph, Wrap, load_graph, load_graphs, unwrapped
 from .manifest import FULL, KV_PARTS, SLIDING, CentroidHeadSpec, Manifest
 
 Array = np.ndarray
@@ -212,9 +212,8 @@ def load_target(bundle: Path, manifest: Manifest, backend: str, threads: int, wr
     """ValueError if a file is missing, has the wrong size or does not load."""
     tables = (manifest.backends[backend].token_table, manifest.target.per_layer_table)
     check_sizes(bundle, manifest, {array.file for table in tables for array in (table.data, table.scales) if array})
-    first, second = (
-        wrap(name, load_graph(bundle, manifest, name, backend, threads)) for name in ("self_decoder", "cross_decoder")
-    )
+    names = ("self_decoder", "cross_decoder")
+    first, second = map(wrap, names, load_graphs(bundle, manifest, names, backend, threads))
     return Target(manifest, backend, SelfDecoder(manifest, first), CrossDecoder(manifest, second), bundle)
 
 

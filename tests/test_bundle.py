@@ -81,8 +81,16 @@ def test_same_input_gives_the_same_bytes(pair_of, bundle_of, tmp_path):
     assert f"python -m runtime_py generate '{out}' --prompt" in result.stdout.splitlines()[-1]
 
 
-def test_manifest_is_true(bundle_of):
-    bundle = bundle_of(SHAPE)
+def test_the_tokenizer_is_the_checkpoints_without_white_space(pair_of, bundle_of):
+    source, written = (folder / "tokenizer.json" for folder in (pair_of("tiny")[0], bundle_of("tiny")))
+    tokenizer = json.loads(written.read_bytes())
+    assert tokenizer == json.loads(source.read_bytes())
+    assert written.read_text(encoding="utf-8") == json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":"))
+
+
+@pytest.mark.parametrize("recipe", ["int8", "small"])
+def test_manifest_is_true(bundle_of, recipe):
+    bundle = bundle_of(SHAPE, recipe)
     manifest = contract.load(bundle)
     assert sorted(manifest.files) == sorted(FILES)
     check_hashes(bundle, manifest, manifest.files)

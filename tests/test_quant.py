@@ -127,7 +127,10 @@ def test_pack_against_a_naive_reader(rows, columns, form, seed):
 
 # Recipes.
 
-INT8, INT4, INT4_WIDE = QuantSpec(8, 64), QuantSpec(4, 32, negative_scales=True), QuantSpec(4, 128, negative_scales=True)
+INT8, INT4, INT4_WIDE = (
+    QuantSpec(bits, group, negative_scales=bits == 4, scale_dtype=torch.float32)
+    for bits, group in ((8, 64), (4, 32), (4, 128))
+)
 KINDS = (
     "self_decoder.layers.0.self_attn.q_proj",
     "cross_decoder.layers.15.mlp.down_proj",
@@ -156,9 +159,9 @@ def test_recipes(recipe, expected):
     ("recipe", "expected"),
     [
         ("fp32", (None, None, None)),
-        ("int8", (INT8, QuantSpec(8, 256), QuantSpec(8, None))),
-        ("int4", (INT8, QuantSpec(8, 256), QuantSpec(8, None))),
-        ("small", (INT4_WIDE, QuantSpec(8, 256), INT4)),
+        ("int8", (QuantSpec(8, 64), QuantSpec(8, 256), QuantSpec(8, None))),
+        ("int4", (QuantSpec(8, 64), QuantSpec(8, 256), QuantSpec(8, None))),
+        ("small", (QuantSpec(4, 128, True), QuantSpec(8, 256), QuantSpec(4, 32, True))),
     ],
 )
 def test_tables_of_a_recipe(recipe, expected):
@@ -190,14 +193,15 @@ def test_one_query_head_per_kv_head_is_not_row_invariant(pair_of, query_heads, i
 
 
 def test_executorch_takes_whole_groups_of_32_only():
+    rows = QuantSpec(8, None, scale_dtype=torch.float32)
     recipe = RECIPES["executorch"]["int4"]
     assert recipe.spec("self_decoder.layers.0.mlp.up_proj", 96) == QuantSpec(4, 32)
-    assert recipe.spec("self_decoder.layers.0.mlp.up_proj", 80) == QuantSpec(8, None)
-    assert recipe.spec("cross_decoder.lm_head", 96) == recipe.spec("drafter.pre_projection", 96) == QuantSpec(8, None)
+    assert recipe.spec("self_decoder.layers.0.mlp.up_proj", 80) == rows
+    assert recipe.spec("cross_decoder.lm_head", 96) == recipe.spec("drafter.pre_projection", 96) == rows
     small = RECIPES["executorch"]["small"]
     found = [small.spec("cross_decoder.lm_head", columns) for columns in (1536, 128, 96, 80)]
-    assert found == [QuantSpec(4, 128), QuantSpec(4, 128), QuantSpec(4, 32), QuantSpec(8, None)]
-    assert small.spec("drafter.pre_projection", 128) == QuantSpec(8, None)
+    assert found == [QuantSpec(4, 128), QuantSpec(4, 128), QuantSpec(4, 32), rows]
+    assert small.spec("drafter.pre_projection", 128) == rows
 
 
 @pytest.mark.parametrize("recipe", RECIPES["onnx"])
