@@ -1,6 +1,6 @@
 """The same bundle gives the same tokens on ARM64 as on x86: python -m tools.arm64_parity [--cpus max,neoverse-n1].
 
-The trained tiny pair, exported at int8 and int4, is run here and by an ARM64 onnxruntime under QEMU's user mode emulation.
+The trained tiny pair, exported at int8, int4 and small, is run here and by an ARM64 onnxruntime under QEMU's user mode emulation.
 Emulation shows what is computed, not how fast. Held, else exit code 1:
 
 - on ARM64 a drafted text is the plain text, token for token and bit for bit in the logits that chose the tokens;
@@ -27,7 +27,7 @@ from tools import arm64, greedy_trace
 from tools.arm64 import ROOT, Emulator, Unavailable
 from tools.greedy_trace import PromptTraces
 
-RECIPES = ("int8", "int4")
+RECIPES = ("int8", "int4", "small")
 RMS_BOUND = 0.015  # over all 40 prompts 0.0076 at int8, 0.0100 at int4
 TIE_MARGIN = 0.15  # in a logit; the largest of 22 tokens that differed: 0.051
 TIMEOUT_S = 1800
