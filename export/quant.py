@@ -32,15 +32,15 @@ class QuantSpec:
 @dataclass(frozen=True)
 class Recipe:
     """rules: (pattern over "graph.module", spec); the first match wins, without one a tensor stays float32. row_invariant: every row of a graph's outputs has the same bits whatever rows are run with it.
-    whole_groups: a spec whose group does not divide the columns is passed over."""
+    whole_groups: a spec whose group does not divide the columns is passed over, but for the last that matches."""
 
     rules: tuple[tuple[str, QuantSpec], ...]
     row_invariant: bool
     whole_groups: bool = False
 
     def spec(self, name: str, columns: int) -> QuantSpec | None:
-        fits = (spec for pattern, spec in self.rules if fnmatchcase(name, pattern) and self._takes(spec, columns))
-        return next(fits, None)
+        found = [spec for pattern, spec in self.rules if fnmatchcase(name, pattern)]
+        return next((spec for spec in found if self._takes(spec, columns)), found[-1] if found else None)
 
     def _takes(self, spec: QuantSpec, columns: int) -> bool:
         return not self.whole_groups or columns % spec.width(columns) == 0
@@ -58,8 +58,11 @@ RECIPES = {  # backend -> name -> forms of the graphs' weights
     "onnx": {
         "fp32": FLOAT32,  # onnxruntime multiplies a single float32 row in another order
         "int8": Recipe((("*", INT8),), row_invariant=True),
-        "int4": Recipe((("drafter.*", INT8), ("*.lm_head", INT8), ("*", INT4)), row_invariant=True),
-        "small": Recipe((("drafter.*", INT8), ("*", INT4_WIDE)), row_invariant=True),
+        # Whole groups: on ARM64 a row whose last 4-bit block is shorter has other bits alone than among others
+        "int4": Recipe((("*_decoder.layers.*", INT4), ("*", INT8)), row_invariant=True, whole_groups=True),
+        "small": Recipe(
+            (("*_decoder.*", INT4_WIDE), ("*_decoder.*", INT4), ("*", INT8)), row_invariant=True, whole_groups=True
+        ),
     },
     "executorch": {
         "fp32": Recipe((), row_invariant=True),

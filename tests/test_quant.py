@@ -86,7 +86,9 @@ def test_weights_on_the_lattice_of_q4_0_keep_their_values(rows, groups, seed):
     q = torch.randint(-8, 8, (rows, groups, 32)).float()
     q[..., 0] = -8
     weight = (d * q[..., torch.randperm(32)]).flatten(1)
-    assert torch.equal(dequantize(*quantize(weight, RECIPES["onnx"]["int4"].spec("self_decoder.x", 32)), 32), weight)
+    assert torch.equal(
+        dequantize(*quantize(weight, RECIPES["onnx"]["int4"].spec("self_decoder.layers.0.mlp.up_proj", 32)), 32), weight
+    )
 
 
 @settings(max_examples=50, deadline=None)
@@ -152,7 +154,19 @@ KINDS = (
     ],
 )
 def test_recipes(recipe, expected):
-    assert [RECIPES["onnx"][recipe].spec(name, 64) for name in KINDS] == expected
+    assert [RECIPES["onnx"][recipe].spec(name, 128) for name in KINDS] == expected
+
+
+@pytest.mark.parametrize(
+    ("recipe", "expected"), [("int8", [INT8] * 3), ("int4", [INT4, INT4, INT8]), ("small", [INT4, INT4, INT8])]
+)
+def test_onnxruntime_takes_whole_groups_of_4_bits(recipe, expected):
+    """What no group divides has 8 bits, in blocks whose last is shorter; and so have drafter and int4's head throughout."""
+    found = RECIPES["onnx"][recipe]
+    assert [found.spec("self_decoder.layers.0.mlp.up_proj", columns) for columns in (96, 64, 80)] == expected
+    assert {found.spec("drafter.layers.0.mlp.up_proj", columns) for columns in (64, 96, 80, 128)} == {INT8}
+    head = [INT4_WIDE, INT4, INT8] if recipe == "small" else [INT8] * 3
+    assert [found.spec("cross_decoder.lm_head", columns) for columns in (128, 96, 80)] == head
 
 
 @pytest.mark.parametrize(
@@ -243,8 +257,8 @@ HEAD, PER_LAYER, DRAFTER_HEAD = "cross_decoder.lm_head.weight", "embeddings.per_
 @pytest.mark.parametrize(
     ("recipe", "ple_bits", "forms"),
     [
-        ("int4", None, {DOWN: (4, 32), HEAD: (8, 64), UP: (8, 64), PER_LAYER: (8, 256), DRAFTER_HEAD: (8, 64)}),
-        ("small", 4, {DOWN: (4, 128), HEAD: (4, 128), UP: (8, 64), PER_LAYER: (4, 32), DRAFTER_HEAD: (4, 32)}),
+        ("int4", None, {DOWN: (8, 64), HEAD: (8, 64), UP: (8, 64), PER_LAYER: (8, 256), DRAFTER_HEAD: (8, 64)}),
+        ("small", 4, {DOWN: (8, 64), HEAD: (4, 32), UP: (8, 64), PER_LAYER: (4, 32), DRAFTER_HEAD: (4, 32)}),
     ],
 )
 def test_reported_errors_and_share(pair_of, tmp_path, recipe, ple_bits, forms):
