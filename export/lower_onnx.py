@@ -33,10 +33,7 @@ OPSET = 23  # RMSNormalization, RotaryEmbedding
 std = onnxscript.opset23
 Placement = dict[str, tuple[int, str, tuple[int, ...]]]
 _torchlib_ops = functools.cache(onnxscript_apis.get_torchlib_ops)
-WIDEST_ALIKE = {
-    8: 64,
-    4: 32,
-}  # bits -> widest block in which onnxruntime gives a row alone the bits it has among others
+WIDEST_ALIKE = {8: 64, 4: 32}  # bits -> widest block in which a row alone has the bits that it has among others
 PAGE_BYTES, LINE_BYTES = 4096, 64  # a tensor of a page or more starts on a page, so that it can be mapped by itself
 
 
@@ -233,7 +230,7 @@ def _run_in_pairs(model: ir.Model) -> None:
     symbol = graph.inputs[0].shape[0]
     ops: list[ir.Node] = []
 
-    def add(op: str, inputs: list[ir.Value], **attributes: int) -> ir.Value:
+    def add(op: str, inputs: list[ir.Value], **attributes: int | float) -> ir.Value:
         ops.append(ir.node(op, inputs, attributes))
         return ops[-1].outputs[0]
 

@@ -52,8 +52,9 @@ INT4, INT4_WIDE = (QuantSpec(4, group, negative_scales=True, scale_dtype=torch.f
 INT8_ROWS = QuantSpec(8, None, scale_dtype=torch.float32)  # XNNPACK has no 8-bit groups
 INT4_POSITIVE, INT4_WIDE_POSITIVE = QuantSpec(4, 32), QuantSpec(4, 128)
 FLOAT32 = Recipe((), row_invariant=False)
-# small keeps the drafter's linears at 8 bit: 5 MB of E2B, and on the tiny pair 0.65 of 3 drafts are accepted at 4 bit, 0.66
-# at 8. Its head, 30 MB, is 4 bit: no difference there. (int8: 0.82; the target's 4 bits cost the rest.)
+# small keeps the drafter's linears at 8 bit: 5 MB of E2B, and on the tiny pair, its target in blocks of 32, 0.65 of 3
+# drafts are accepted at 4 bit, 0.66 at 8. Its head, 30 MB, is 4 bit: no difference there. (int8: 0.82; the target's
+# 4 bits cost the rest.)
 RECIPES = {  # backend -> name -> forms of the graphs' weights
     "onnx": {
         "fp32": FLOAT32,  # onnxruntime multiplies a single float32 row in another order

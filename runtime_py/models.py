@@ -152,9 +152,8 @@ class CentroidHead:
         nearness = np.vecdot(self._centroids, hidden)
         best = np.argpartition(nearness, -self._top_k)[-self._top_k :]
         rows = self._table[best]
-        parts = (
-            (rows & 15, rows >> 4) if self._bits == 4 else (rows,)
-        )  # two values a byte, apart: half the work of `to_values`
+        # two values a byte are taken apart: less work than to put them side by side first
+        parts = (rows & 15, rows >> 4) if self._bits == 4 else (rows,)
         # a column for every scale of a row, for scales are applied to sums, which are fewer than weights
         by_block = np.zeros((len(parts) * rows.shape[-1], self._block_of[-1] + 1), np.float32)
         by_block[np.arange(len(hidden)), self._block_of] = hidden
