@@ -1,7 +1,7 @@
 """The same bundle gives the same tokens on ARM64 as on x86: python -m tools.arm64_parity [--cpus max,neoverse-n1].
 
-The trained tiny pair, exported at int8, int4 and small, is run here and by an ARM64 onnxruntime under QEMU's user mode emulation.
-Emulation shows what is computed, not how fast. Held, else exit code 1:
+The trained tiny pair, exported at int8, int4 and small, is run here and by an ARM64 onnxruntime under QEMU's user mode
+emulation. It shows what is computed, not how fast. Held, else exit code 1:
 
 - on ARM64 a drafted text is the plain text, token for token and bit for bit in the logits that chose the tokens;
 - on ARM64 rows of a block have the bits of the same rows alone (`runtime_py check`);
